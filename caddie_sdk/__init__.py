@@ -1,0 +1,1 @@
+"""Caddie: let any LLM agent consult a trained critic while it works."""

@@ -1,0 +1,275 @@
+"""An OpenAI-compatible chat endpoint: the one place that talks to a model server.
+
+The agent's model and the critics both go through `ChatEndpoint`. It owns retries (the openai client's own are
+off), honours `Retry-After`, keeps a total deadline over all attempts, holds one client per event loop, and
+turns every failure into an `EndpointError` that names the URL and what to check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+
+from caddie_sdk import _blocking
+from caddie_sdk.commands import CallModel
+from caddie_sdk.errors import (
+    ContextOverflow,
+    EndpointError,
+    EndpointRefused,
+    EndpointTimeout,
+    EndpointUnavailable,
+)
+from caddie_sdk.messages import canonical
+from caddie_sdk.model import Reply
+from caddie_sdk.usage import Usage
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+T = TypeVar("T")
+
+_MAX_RETRY_AFTER = 120.0
+_BACKOFF = wait_exponential_jitter(initial=0.2, max=8.0, jitter=0.2)
+
+
+class ChatEndpoint:
+    """A chat-completions endpoint.
+
+    Args:
+        base_url: the server's base URL, with or without `/v1`.
+        model: model name; None takes the one the server lists first.
+        api_key: sent as the bearer token; local servers take any.
+        timeout: seconds for one call, all attempts together.
+        attempts: tries before giving up on connect errors, 429 and 5xx.
+        params: further request fields (`temperature`, `seed`, `extra_body`, ...), sent with every call.
+        grammar: how this server takes grammars: `llama.cpp` (field `grammar`), `vllm`
+            (`structured_outputs.grammar`), or None to send none.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout: float = 120.0,
+        attempts: int = 3,
+        params: Mapping[str, Any] | None = None,
+        grammar: str | None = None,
+    ) -> None:
+        self.base_url = _with_v1(base_url)
+        self.model = model
+        self.timeout = timeout
+        self.attempts = max(1, attempts)
+        self.params = dict(params or {})
+        self.grammar = grammar
+        self._api_key = api_key or "none"
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = weakref.WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"ChatEndpoint({self.base_url!r}, {self.model!r})"
+
+    # ---------------------------------------------------------------- calls
+
+    def complete(self, call: CallModel) -> Reply:
+        """Blocking twin of `acomplete`."""
+        return _blocking.run(self.acomplete(call))
+
+    async def acomplete(self, call: CallModel) -> Reply:
+        """Continue a chat.
+
+        Raises:
+            EndpointUnavailable, EndpointTimeout, EndpointRefused, ContextOverflow: see `caddie_sdk.errors`.
+        """
+        return await self.chat(call.messages, tools=call.tools, tool_choice=call.tool_choice, grammar=call.grammar)
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        tool_choice: str = "auto",
+        grammar: str | None = None,
+        timeout: float | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Reply:
+        """One chat completion, with retries inside one deadline of `timeout` seconds."""
+        request: dict[str, Any] = {**self.params, **(params or {}), "messages": messages}
+        if tools:
+            request["tools"] = tools
+            if tool_choice != "auto":
+                request["tool_choice"] = tool_choice
+        if grammar and not tools:
+            extra = self._grammar_field(grammar)
+            if extra:
+                request["extra_body"] = {**request.get("extra_body", {}), **extra}
+        return await self._within(timeout or self.timeout, self._chat(request))
+
+    async def models(self, *, timeout: float = 10.0) -> list[dict[str, Any]]:
+        """The entries of `/v1/models`, first one first."""
+        return await self._within(timeout, self._retrying(self._models))
+
+    def check(self, *, timeout: float = 10.0) -> str:
+        """Make sure that the server answers and serves the model; returns the model's name.
+
+        Raises:
+            EndpointError: the server is down, or does not list the model.
+        """
+        return _blocking.run(self.acheck(timeout=timeout))
+
+    async def acheck(self, *, timeout: float = 10.0) -> str:
+        """Async twin of `check`."""
+        names = [str(entry.get("id")) for entry in await self.models(timeout=timeout)]
+        if self.model is None:
+            if not names:
+                raise EndpointRefused(f"the server at {self.base_url} lists no model; load one", url=self.base_url)
+            self.model = names[0]
+        elif names and self.model not in names:
+            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise EndpointRefused(
+                f"the server at {self.base_url} does not serve the model {self.model!r}; it lists: {shown}",
+                url=self.base_url,
+            )
+        return self.model
+
+    async def aclose(self) -> None:
+        """Close the client of the running event loop."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
+
+    # ---------------------------------------------------------------- inside
+
+    def _grammar_field(self, grammar: str) -> dict[str, Any]:
+        if self.grammar == "llama.cpp":
+            return {"grammar": grammar}
+        if self.grammar == "vllm":
+            return {"structured_outputs": {"grammar": grammar}}
+        return {}
+
+    def _client(self) -> AsyncOpenAI:
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            from openai import AsyncOpenAI
+
+            client = AsyncOpenAI(base_url=self.base_url, api_key=self._api_key, max_retries=0, timeout=self.timeout)
+            self._clients[loop] = client
+        return client
+
+    async def _chat(self, request: dict[str, Any]) -> Reply:
+        if self.model is None:
+            await self.acheck()
+
+        async def once() -> Reply:
+            answer = await self._client().chat.completions.create(model=self.model or "", **request)
+            return self._read(answer)
+
+        return await self._retrying(once)
+
+    def _read(self, answer: Any) -> Reply:
+        try:
+            choice = answer.choices[0]
+            message = canonical(choice.message)
+        except (AttributeError, IndexError, TypeError, KeyError) as error:
+            raise EndpointUnavailable(
+                f"{self.base_url} answered with something that is no chat completion; is it an "
+                "OpenAI-compatible server?",
+                url=self.base_url,
+            ) from error
+        usage = Usage.from_openai(getattr(answer, "usage", None))
+        return Reply(message, usage, str(getattr(answer, "model", "") or ""), choice.finish_reason == "length")
+
+    async def _models(self) -> list[dict[str, Any]]:
+        page = await self._client().models.list()
+        return [entry.model_dump() for entry in page.data or []]
+
+    async def _within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with asyncio.timeout(seconds):
+                return await work
+        except TimeoutError:
+            raise EndpointTimeout(
+                f"{self.base_url} gave no answer within {seconds:g} s; raise the timeout, or check the server's load",
+                url=self.base_url,
+            ) from None
+
+    async def _retrying(self, once: Callable[[], Awaitable[T]]) -> T:
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self.attempts),
+            wait=_wait,
+            retry=retry_if_exception(lambda error: isinstance(error, EndpointUnavailable)),
+            reraise=True,
+        )
+
+        async def attempt() -> T:
+            from openai import OpenAIError
+
+            try:
+                return await once()
+            except OpenAIError as error:
+                raise translate(error, self.base_url, self.model) from error
+
+        return await retrying(attempt)
+
+
+def _with_v1(base_url: str) -> str:
+    url = base_url.rstrip("/")
+    return url if url.rsplit("/", 1)[-1].startswith("v") and url.rsplit("/", 1)[-1][1:].isdigit() else f"{url}/v1"
+
+
+def _wait(state: RetryCallState) -> float:
+    """What the server asked for, or exponential backoff."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.retry_after if isinstance(error, EndpointError) else None
+    return min(asked, _MAX_RETRY_AFTER) if asked is not None else float(_BACKOFF(state))
+
+
+_OVERFLOW_MARKS = ("context length", "context size", "context window", "maximum context", "exceed_context_size")
+
+
+def translate(error: Exception, url: str, model: str | None = None) -> EndpointError:
+    """An openai client error as one of ours, with the URL and what to check."""
+    import openai
+
+    if isinstance(error, openai.APITimeoutError):
+        return EndpointTimeout(f"{url} did not answer in time; check the server's load", url=url)
+    if isinstance(error, openai.APIConnectionError):
+        return EndpointUnavailable(f"cannot reach {url}; check that the server runs and that the URL is right", url=url)
+    if not isinstance(error, openai.APIStatusError):
+        return EndpointUnavailable(f"{url} sent an answer that cannot be read ({type(error).__name__})", url=url)
+    status, detail = error.status_code, " ".join(str(error.message).split())[:300]
+    if status == 429 or status >= 500:
+        return EndpointUnavailable(
+            f"{url} answered {status}; it is overloaded or failing: {detail}", url=url, retry_after=_retry_after(error)
+        )
+    if status in (400, 413, 422) and any(mark in detail.lower() for mark in _OVERFLOW_MARKS):
+        return ContextOverflow(f"{url}: the prompt does not fit the model's context: {detail}", url=url)
+    if status in (401, 403):
+        return EndpointRefused(f"{url} refused the API key ({status}); check the key", url=url)
+    if status == 404:
+        return EndpointRefused(f"{url} does not know the model {model!r} or the path; check both", url=url)
+    return EndpointRefused(f"{url} refused the request ({status}): {detail}", url=url)
+
+
+def _retry_after(error: Any) -> float | None:
+    value = error.response.headers.get("retry-after")
+    try:
+        return max(float(value), 0.0) if value is not None else None
+    except ValueError:
+        return _seconds_until(value)
+
+
+def _seconds_until(date: str) -> float | None:
+    """`Retry-After` may also be an HTTP date."""
+    from datetime import UTC, datetime
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return max((parsedate_to_datetime(date) - datetime.now(UTC)).total_seconds(), 0.0)
+    except (TypeError, ValueError):
+        return None

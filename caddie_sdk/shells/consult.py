@@ -1,0 +1,48 @@
+"""Asking a critic, for every shell: a deadline that holds, and no exception that gets through.
+
+`Consult` commands are answered here and nowhere else, so failing open (SPEC §4, rule 6) has one home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from caddie_sdk.critic import ConsultState, Critic
+from caddie_sdk.critique import Critique
+from caddie_sdk.errors import ConfigError
+
+
+def check_controls(controls: tuple[str, ...], critics: Mapping[str, Critic]) -> None:
+    """Raise ConfigError when a control tool has no critic behind it."""
+    for control in controls:
+        if control not in critics:
+            raise ConfigError(f"the control tool {control!r} has no critic behind it; pass one, or leave the tool out")
+
+
+async def aconsult(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
+    """Ask the critic behind `state.control`. Always returns; only cancellation gets through."""
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(state.timeout):
+            critique = await critics[state.control].acritique(state)
+    except TimeoutError:
+        critique = Critique(status="timeout", detail=f"no critique within {state.timeout:g} s")
+    except Exception as error:  # noqa: BLE001 - a critic's own bug must not stop the agent (rule 6)
+        critique = Critique(status="failed", detail=f"{type(error).__name__}: {error}")
+    return replace(critique, seconds=round(time.monotonic() - started, 4))
+
+
+def consult(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
+    """Blocking twin of `aconsult`. The deadline is kept by the critic's own blocking call."""
+    started = time.monotonic()
+    try:
+        critique = critics[state.control].critique(state)
+    except Exception as error:  # noqa: BLE001 - as above
+        critique = Critique(status="failed", detail=f"{type(error).__name__}: {error}")
+    return replace(critique, seconds=round(time.monotonic() - started, 4))
+
+
+__all__ = ["aconsult", "check_controls", "consult"]

@@ -1,0 +1,93 @@
+"""The bare loop around a session: the smallest shell, and the one the others are measured against."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+
+from caddie_sdk import _blocking
+from caddie_sdk.actions import Call
+from caddie_sdk.commands import CallModel, Command, Consult, Finish, Reject, RunTools, ToolResult
+from caddie_sdk.critic import Critic
+from caddie_sdk.errors import ContextOverflow
+from caddie_sdk.model import ChatModel
+from caddie_sdk.session import Session
+from caddie_sdk.shells.consult import aconsult, check_controls
+from caddie_sdk.tools import Tool
+
+
+async def run_call(tools: Mapping[str, Tool], call: Call) -> ToolResult:
+    """Run one tool call. A tool that raises gives an error the agent can read."""
+    try:
+        return ToolResult(call.id, await tools[call.name](**(call.arguments or {})))
+    except Exception as error:  # noqa: BLE001 - a failing tool is an observation, not a crash
+        return ToolResult(call.id, f"The tool failed: {type(error).__name__}: {error}", is_error=True)
+
+
+async def asteps(
+    session: Session,
+    task: str | None,
+    model: ChatModel,
+    tools: Iterable[Tool] = (),
+    critics: Mapping[str, Critic] | None = None,
+) -> AsyncIterator[Command]:
+    """Drive a session to its end, yielding each command before it is carried out; the last one is `Finish`.
+
+    Args:
+        session: a new session, one that has finished a turn, or one loaded in the middle of its work.
+        task: the user's turn; None continues a session where it stands.
+        model: the agent's model.
+        tools: what the session's tool schemas name.
+        critics: control tool name to critic.
+
+    Raises:
+        EndpointError: the agent's own model failed; the session stays loadable at that point.
+    """
+    by_name, critics = {tool.name: tool for tool in tools}, critics or {}
+    if session.config.protocol.spec != "off":
+        check_controls(session.config.controls, critics)
+    command = session.command if task is None else session.user_said(task)
+    while True:
+        yield command
+        match command:
+            case CallModel():
+                try:
+                    reply = await model.acomplete(command)
+                except ContextOverflow:
+                    command = session.stop("context_overflow")
+                else:
+                    command = session.model_replied(reply.message, reply.usage)
+            case RunTools(calls):
+                command = session.tools_returned(await asyncio.gather(*(run_call(by_name, call) for call in calls)))
+            case Consult(state):
+                command = session.critic_replied(await aconsult(critics, state))
+            case Reject():
+                command = session.proceed()
+            case Finish():
+                return
+
+
+async def arun(
+    session: Session,
+    task: str | None,
+    model: ChatModel,
+    tools: Iterable[Tool] = (),
+    critics: Mapping[str, Critic] | None = None,
+) -> Finish:
+    """Drive a session to its end; see `asteps`."""
+    last: Command | None = None
+    async for command in asteps(session, task, model, tools, critics):
+        last = command
+    assert isinstance(last, Finish)
+    return last
+
+
+def run(
+    session: Session,
+    task: str | None,
+    model: ChatModel,
+    tools: Iterable[Tool] = (),
+    critics: Mapping[str, Critic] | None = None,
+) -> Finish:
+    """Blocking twin of `arun`."""
+    return _blocking.run(arun(session, task, model, tools, critics))

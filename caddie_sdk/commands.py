@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,14 +16,53 @@ Reason = str
 `stop()` was given (`context_overflow`, `error`, `cancelled`, ...)."""
 
 
-@dataclass(frozen=True, slots=True)
 class CallModel:
-    """Ask the agent's model. `messages` and `tools` are the wire copies; `grammar` is for servers that take one."""
+    """Ask the agent's model.
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    tool_choice: Literal["auto", "none", "required"] = "auto"
-    grammar: str | None = None
+    Building a wire copy costs time in proportion to the history, and many commands are only looked at, so both
+    large fields are made on first use.
+
+    Attributes:
+        messages: the history as the server wants it.
+        tools: tool schemas to offer; empty in the text formats.
+        tool_choice: `required` while no answer is accepted yet, `none` when only an answer is.
+        grammar: GBNF of the allowed forms, for servers that take one.
+    """
+
+    def __init__(
+        self,
+        messages: list[dict[str, Any]] | Callable[[], list[dict[str, Any]]],
+        tools: list[dict[str, Any]] | None = None,
+        tool_choice: Literal["auto", "none", "required"] = "auto",
+        grammar: str | Callable[[], str] | None = None,
+    ) -> None:
+        self._messages, self._grammar = messages, grammar
+        self.tools = tools or []
+        self.tool_choice = tool_choice
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The history as the server wants it."""
+        if callable(self._messages):
+            self._messages = self._messages()
+        return self._messages
+
+    @property
+    def grammar(self) -> str | None:
+        """GBNF of the allowed forms."""
+        return self._grammar() if callable(self._grammar) else self._grammar
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.messages, self.tools, self.tool_choice, self.grammar
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallModel) and self._key() == other._key()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        names = [tool["function"]["name"] for tool in self.tools]
+        return f"CallModel({len(self.messages)} messages, tools={names}, tool_choice={self.tool_choice!r})"
 
 
 @dataclass(frozen=True, slots=True)

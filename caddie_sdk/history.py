@@ -19,9 +19,11 @@ Kind = Literal["system", "task", "action", "observation", "advice", "request", "
 word of the session itself, such as the allowed forms after a malformed reply."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Node:
-    """One message in the tree. Immutable; children point to parents, never the other way.
+    """One message in the tree. Never changed once made; children point to parents, never the other way.
+
+    Not a frozen dataclass, because a loaded history makes many of them and frozen ones take five times as long.
 
     Attributes:
         id: number of the node, unique in its history, in order of appending.

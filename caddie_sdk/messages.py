@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Required, TypedDict, cast
 
 from caddie_sdk.errors import ConfigError, MessageError
@@ -150,6 +151,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+@lru_cache(maxsize=1024)
 def wire_arguments(raw: str) -> str:
     """Arguments text that a strict server accepts: always one JSON object.
 

@@ -50,7 +50,7 @@ DUMP_VERSION = 1
 Phase = Literal["ready", "model", "tools", "critic", "rejected", "done"]
 _SNAPSHOT = (
     "phase", "trajectory", "step", "uses", "session_uses", "rejections", "repeats", "last_action", "checked_step",
-    "fresh_advice", "closing", "draft", "answer", "reason", "notice", "synthetic", "turn",
+    "fresh_advice", "closing", "draft", "answer", "reason", "notice", "synthetic",
 )  # fmt: skip
 """The fields, beside config, history, consultations and usage, that make up a session's state."""
 
@@ -94,6 +94,7 @@ class Session:
         self._tools = {tool_name(tool): single_argument(tool) for tool in self.config.tools}
         self._schemas = wire_tools(self.config.tools)
         self._control_schemas = [_control_schema(name) for name in self.config.controls]
+        self._config_dump = self.config.dump()
         self._ids: set[str] | None = None
 
     # ------------------------------------------------------------------ events
@@ -178,6 +179,12 @@ class Session:
             turn["forced"], turn["forced_advice"] = None, number
         return self._continue_turn()
 
+    def close(self) -> Command:
+        """Make the next reply the last one: no tools any more, only an answer (the shell is running out of time)."""
+        self._require("close", "model")
+        self.closing = True
+        return self.command
+
     def proceed(self) -> Command:
         """Go on after a `Reject`."""
         self._require("proceed", "rejected")
@@ -237,17 +244,23 @@ class Session:
         """The whole session as plain JSON. Stored messages are shared: treat the result as frozen."""
         return {
             "version": DUMP_VERSION,
-            "config": self.config.dump(),
+            "config": self._config_dump,
             "history": self.history.dump(),
             "consultations": list(self.consultations),
             "usage": self.usage.dump(),
             "critic_usage": self.critic_usage.dump(),
-            **{name: copy.deepcopy(getattr(self, name)) for name in _SNAPSHOT},
+            **{name: getattr(self, name) for name in _SNAPSHOT},
+            "turn": copy.deepcopy(self.turn),
         }
 
     @classmethod
-    def load(cls, data: Mapping[str, Any]) -> Session:
+    def load(cls, data: Mapping[str, Any], config: SessionConfig | None = None) -> Session:
         """Rebuild a session from `dump()`.
+
+        Args:
+            data: what `dump()` gave.
+            config: takes the place of the stored configuration, so that a thread started by an older version of an
+                application goes on with the tools and limits of the present one.
 
         Raises:
             SessionError: the data is not a dump of this version.
@@ -255,12 +268,13 @@ class Session:
         if not isinstance(data, Mapping) or data.get("version") != DUMP_VERSION:
             raise SessionError(f"not a session dump of version {DUMP_VERSION}")
         try:
-            session = cls(SessionConfig.load(data["config"]))
+            session = cls(config or SessionConfig.load(data["config"]))
             session.history = History.load(data["history"])
             session.consultations = list(data["consultations"])
             session.usage, session.critic_usage = Usage.load(data["usage"]), Usage.load(data["critic_usage"])
             for name in _SNAPSHOT:
-                setattr(session, name, copy.deepcopy(data[name]))
+                setattr(session, name, data[name])
+            session.turn = copy.deepcopy(data["turn"])
         except (KeyError, TypeError) as error:
             raise SessionError(f"not a session dump: {error!r} is missing or of the wrong type") from None
         return session
@@ -578,16 +592,25 @@ class Session:
         )
 
     def _call_model(self) -> CallModel:
-        messages = wire(self.history.messages(), self._profile)
+        path, forms = self.history.path(), self._forms()
+        length, chat_profile = len(path), self._profile
+
+        def messages() -> list[dict[str, Any]]:
+            # The path only ever grows or is replaced, so its first `length` nodes stay what they are now.
+            return wire((node.message for node in path[:length]), chat_profile)
+
+        def grammar() -> str:
+            return self._format.grammar(forms)
+
         if not self._format.native_tools:
-            return CallModel(messages, [], grammar=self._format.grammar(self._forms()))
-        tools = [*self._schemas, *self._control_schemas] if self._offers_control else self._schemas
+            return CallModel(messages, [], grammar=grammar)
+        tools = [*self._schemas, *self._control_schemas] if self._offers_control else list(self._schemas)
         choice: Literal["auto", "none", "required"] = "auto"
         if self.closing:
             choice = "none"
         elif tools and not self._may_answer:
             choice = "required"
-        return CallModel(messages, list(tools), choice, self._format.grammar(self._forms()))
+        return CallModel(messages, tools, choice, grammar)
 
     def _consult_state(self) -> ConsultState:
         turn, budget = self._turn(), self.config.budget

@@ -16,10 +16,12 @@ from caddie_sdk.shells.consult import aconsult, check_controls
 from caddie_sdk.tools import Tool
 
 
-async def run_call(tools: Mapping[str, Tool], call: Call) -> ToolResult:
-    """Run one tool call. A tool that raises gives an error the agent can read."""
+async def run_call(tools: Mapping[str, Tool], call: Call, passing: tuple[type[BaseException], ...] = ()) -> ToolResult:
+    """Run one tool call. A tool that raises gives an error the agent can read; `passing` ones get through."""
     try:
         return ToolResult(call.id, await tools[call.name](**(call.arguments or {})))
+    except passing:
+        raise
     except Exception as error:  # noqa: BLE001 - a failing tool is an observation, not a crash
         return ToolResult(call.id, f"The tool failed: {type(error).__name__}: {error}", is_error=True)
 

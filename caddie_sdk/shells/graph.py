@@ -1,0 +1,332 @@
+"""The LangGraph shell: an agent with `call_critic` and `request_feedback`, as a compiled graph.
+
+The graph's state is plain JSON: the session's dump, and beside it what a caller wants to read. Any checkpointer
+can store it, and a thread goes on in another process from whatever node it had reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.tools import BaseTool
+from langgraph.config import get_stream_writer
+from langgraph.errors import GraphBubbleUp
+from langgraph.func import task
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.managed import RemainingSteps
+
+from caddie_sdk import _blocking
+from caddie_sdk.actions import Call
+from caddie_sdk.budget import Budget
+from caddie_sdk.commands import CallModel, Consult, Reject, RunTools
+from caddie_sdk.config import CALL_CRITIC, REQUEST_FEEDBACK, SessionConfig
+from caddie_sdk.critic import Critic
+from caddie_sdk.endpoint import ChatEndpoint
+from caddie_sdk.errors import ConfigError, ContextOverflow, MessageError
+from caddie_sdk.intervention import Intervention, Never, parse_protocol
+from caddie_sdk.messages import Message, profile_for
+from caddie_sdk.model import ChatModel
+from caddie_sdk.session import Session
+from caddie_sdk.shells.consult import aconsult, check_controls
+from caddie_sdk.shells.langchain import LangChainModel, to_canonical, to_tools
+from caddie_sdk.shells.loop import run_call
+from caddie_sdk.tools import Tool
+
+DEFAULT_MAX_STEPS = 40
+_RECURSION_LIMIT = 10_000
+"""LangGraph's own limit counts nodes, not steps; the session's `max_steps` is the limit that matters."""
+
+
+def _incoming(_: Sequence[Message], new: Any) -> list[Message]:
+    """Reducer of `messages`: what is written takes the place of what was, as plain JSON."""
+    return to_canonical(new)
+
+
+class AgentInput(TypedDict):
+    """What `invoke` takes: the user's new turn, as text, dicts or LangChain messages."""
+
+    messages: Any
+
+
+class AgentState(TypedDict, total=False):
+    """The graph's state, JSON only.
+
+    Attributes:
+        messages: in: the user's new messages; out: the whole conversation in OpenAI form.
+        session: `Session.dump()`.
+        answer: the final answer, or the best one so far.
+        reason: why the work ended (`answer`, `max_steps`, `context_overflow`, ...).
+        consultations: one record per consultation: step, control, trigger, critique.
+    """
+
+    messages: Annotated[list[Message], _incoming]
+    session: dict[str, Any]
+    answer: str | None
+    reason: str
+    consultations: list[dict[str, Any]]
+    remaining_steps: RemainingSteps
+
+
+class AgentOutput(TypedDict, total=False):
+    """What `invoke` returns."""
+
+    messages: list[Message]
+    answer: str | None
+    reason: str
+    consultations: list[dict[str, Any]]
+
+
+def create_caddie_agent(
+    model: ChatModel | BaseChatModel | str,
+    tools: Sequence[Tool | BaseTool | Callable[..., Any]] = (),
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    critic: Critic | None = None,
+    feedback: Critic | None = None,
+    system: str = "",
+    protocol: Intervention | str = "self-call",
+    action_format: str = "tool-calls",
+    budget: Budget | None = None,
+    profile: str | None = None,
+    on_error: str = "continue",
+    seed: int = 0,
+    checkpointer: Any = None,
+    interrupt_before: Sequence[str] | None = None,
+    interrupt_after: Sequence[str] | None = None,
+    name: str = "caddie",
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """A LangGraph agent that may consult a critic while it works.
+
+    Args:
+        model: a model name at `base_url`, a LangChain chat model, or any `ChatModel`.
+        tools: LangChain tools, Caddie tools, or functions with type hints and a docstring.
+        base_url: the OpenAI-compatible server of a model given by name.
+        api_key: its key.
+        critic: answers `call_critic`: an outside critic, usually a trained one.
+        feedback: answers `request_feedback`: usually the agent's own model in the critic role.
+        system: the agent's system prompt.
+        protocol: when to consult; an `Intervention` or its text form (`self-call`, `windowed:1-10`, ...).
+        action_format: `tool-calls`, or a text format (`caddie`, `cafe`) for models without function calling.
+        budget: limits; by default the paper's, and 40 steps.
+        profile: what the server needs on the wire; by default chosen from the model's name.
+        on_error: `continue` goes on without advice when a consultation fails, `raise` raises.
+        seed: source of the protocol's randomness.
+        checkpointer: any LangGraph checkpointer; threads then survive restarts, and `interrupt` works in tools.
+        interrupt_before, interrupt_after: nodes to pause at (`agent`, `tools`, `critic`).
+        name: the graph's name.
+
+    Returns:
+        A compiled graph with `invoke`, `ainvoke`, `stream` and `astream`. Input: `{"messages": ...}`.
+
+    Raises:
+        ConfigError: a setting is wrong; the message says which.
+    """
+    critics = {name: c for name, c in ((CALL_CRITIC, critic), (REQUEST_FEEDBACK, feedback)) if c is not None}
+    rule = parse_protocol(protocol) if isinstance(protocol, str) else protocol
+    ready = to_tools(tools)
+    config = SessionConfig(
+        tools=tuple(tool.schema() for tool in ready),
+        system=system,
+        format=action_format,
+        protocol=rule if critics else Never(),
+        budget=budget or Budget(max_steps=DEFAULT_MAX_STEPS),
+        controls=tuple(critics),
+        profile=profile or _profile_name(model),
+        on_error=on_error,  # type: ignore[arg-type]  # SessionConfig checks it and says what is wrong
+        seed=seed,
+    )
+    check_controls(config.controls, critics)
+    nodes = _Nodes(
+        config=config,
+        model=_chat_model(model, base_url, api_key),
+        tools={tool.name: tool for tool in ready},
+        critics=critics,
+        durable=checkpointer is not None,
+    )
+    graph = nodes.graph().compile(
+        checkpointer=checkpointer,
+        interrupt_before=list(interrupt_before) if interrupt_before else None,
+        interrupt_after=list(interrupt_after) if interrupt_after else None,
+        name=name,
+    )
+    return graph.with_config(recursion_limit=_RECURSION_LIMIT)
+
+
+def _chat_model(model: ChatModel | BaseChatModel | str, base_url: str | None, api_key: str | None) -> ChatModel:
+    if isinstance(model, BaseChatModel):
+        return LangChainModel(model)
+    if isinstance(model, str):
+        if not base_url:
+            raise ConfigError(f"the model {model!r} is given by name, so base_url must say where it is served")
+        return ChatEndpoint(base_url, model, api_key=api_key)
+    if not isinstance(model, ChatModel):
+        raise ConfigError(f"model must be a name, a LangChain chat model or a ChatModel, not {type(model).__name__}")
+    return model
+
+
+def _profile_name(model: Any) -> str:
+    known = model if isinstance(model, str) else getattr(model, "model", None) or getattr(model, "model_name", "")
+    return profile_for(str(known)).name
+
+
+_Work = Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]
+
+
+class _Node(Runnable[Any, Any]):
+    """A graph node from a coroutine function. Its blocking twin waits for the same coroutine, if it has no own."""
+
+    def __init__(self, name: str, arun: _Work, run: Callable[[Any], dict[str, Any]] | None = None) -> None:
+        self.name, self._arun, self._run = name, arun, run
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
+        return self._run(input) if self._run else _blocking.run(self._arun(input))
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
+        return await self._arun(input)
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """The graph's nodes: each loads the session, carries out one command, and stores the session again."""
+
+    config: SessionConfig
+    model: ChatModel
+    tools: Mapping[str, Tool]
+    critics: Mapping[str, Critic]
+    durable: bool
+
+    def graph(self) -> StateGraph[Any, Any, Any, Any]:
+        builder: StateGraph[Any, Any, Any, Any] = StateGraph(
+            AgentState, input_schema=AgentInput, output_schema=AgentOutput
+        )
+        builder.add_node("intake", _Node("intake", self.intake))
+        builder.add_node("agent", _Node("agent", self.agent))
+        critic = ["critic"] if self.critics else []
+        tools = ["tools"] if self.tools else []
+        builder.add_edge(START, "intake")
+        builder.add_conditional_edges("intake", _route, ["agent", *critic])
+        builder.add_conditional_edges("agent", _route, ["agent", *tools, *critic, END])
+        if tools:
+            builder.add_node("tools", _Node("tools", self.atools, self.run_tools))
+            builder.add_conditional_edges("tools", _route, ["agent", *critic])
+        if critic:
+            builder.add_node("critic", _Node("critic", self.consult))
+            builder.add_conditional_edges("critic", _route, ["agent", *tools, "critic"])
+        return builder
+
+    async def intake(self, state: AgentState) -> dict[str, Any]:
+        """Take the user's new messages into the session."""
+        session = Session.load(state["session"], self.config) if state.get("session") else Session(self.config)
+        said = state.get("messages") or []
+        if not said or any(message["role"] != "user" for message in said):
+            raise MessageError(
+                "the agent takes new user messages only: {'messages': [{'role': 'user', 'content': ...}]}; "
+                "a system prompt goes to create_caddie_agent(system=...), earlier turns live in the thread"
+            )
+        if session.phase in ("tools", "critic", "rejected"):
+            # The user spoke again before an interrupted turn was over: close that turn, keep the history valid.
+            session.stop("interrupted")
+        for message in said:
+            session.user_said(message)
+        return _update(session)
+
+    async def agent(self, state: AgentState) -> dict[str, Any]:
+        """Ask the agent's model."""
+        session = Session.load(state["session"], self.config)
+        command = session.proceed() if isinstance(session.command, Reject) else session.command
+        left = state.get("remaining_steps", _RECURSION_LIMIT)
+        if left <= 3 and session.phase == "model":
+            # LangGraph's own limit is near: an answer now is worth more than an exception later.
+            command = session.close()
+        if not isinstance(command, CallModel):
+            return _update(session)
+        try:
+            reply = await self.model.acomplete(command)
+        except ContextOverflow:
+            session.stop("context_overflow")
+        else:
+            session.model_replied(reply.message, reply.usage)
+            _write({"event": "reply", "message": dict(reply.message)})
+        return _update(session)
+
+    async def atools(self, state: AgentState) -> dict[str, Any]:
+        """Run the calls of a turn side by side."""
+        session, command = self._tool_turn(state)
+
+        async def run(call: Call) -> dict[str, Any]:
+            return asdict(await run_call(self.tools, call, passing=(GraphBubbleUp,)))
+
+        repeatable = self._as_task(run, command)
+        return self._tools_ran(session, await asyncio.gather(*(repeatable(call) for call in command.calls)))
+
+    def run_tools(self, state: AgentState) -> dict[str, Any]:
+        """Blocking twin, one call after the other: LangGraph wants tasks of the kind its own call was."""
+        session, command = self._tool_turn(state)
+
+        def run(call: Call) -> dict[str, Any]:
+            return asdict(_blocking.run(run_call(self.tools, call, passing=(GraphBubbleUp,))))
+
+        repeatable = self._as_task(run, command)
+        if repeatable is run:
+            return self._tools_ran(session, [run(call) for call in command.calls])
+        futures = [repeatable(call) for call in command.calls]
+        return self._tools_ran(session, [future.result() for future in futures])
+
+    def _as_task(self, run: Callable[[Call], Any], command: RunTools) -> Callable[[Call], Any]:
+        """With siblings, a call whose neighbour interrupts must not run again on resume: LangGraph tasks see to it."""
+        if not self.durable or len(command.calls) < 2:
+            return run
+        decorate: Any = task  # its own typing does not see through a closure
+        return decorate(run, name="tool")  # type: ignore[no-any-return]
+
+    def _tool_turn(self, state: AgentState) -> tuple[Session, RunTools]:
+        session = Session.load(state["session"], self.config)
+        command = session.command
+        assert isinstance(command, RunTools)
+        _write({"event": "tools", "calls": [{"name": c.name, "arguments": c.raw} for c in command.calls]})
+        return session, command
+
+    def _tools_ran(self, session: Session, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        session.tools_returned(results)
+        _write({"event": "observations", "results": [dict(result) for result in results]})
+        return _update(session)
+
+    async def consult(self, state: AgentState) -> dict[str, Any]:
+        """Ask the critic."""
+        session = Session.load(state["session"], self.config)
+        command = session.command
+        assert isinstance(command, Consult)
+        session.critic_replied(await aconsult(self.critics, command.state))
+        _write({"event": "consultation", **session.consultations[-1]})
+        return _update(session)
+
+
+def _update(session: Session) -> dict[str, Any]:
+    update: dict[str, Any] = {"session": session.dump()}
+    if session.phase == "done":
+        update |= {
+            "messages": session.transcript(),
+            "answer": session.answer,
+            "reason": session.reason,
+            "consultations": list(session.consultations),
+        }
+    return update
+
+
+_NODE = {"model": "agent", "rejected": "agent", "tools": "tools", "critic": "critic", "done": END}
+
+
+def _route(state: AgentState) -> str:
+    return _NODE[state["session"]["phase"]]
+
+
+def _write(event: dict[str, Any]) -> None:
+    """Tell whoever streams with `stream_mode="custom"`."""
+    get_stream_writer()(event)

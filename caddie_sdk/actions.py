@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from caddie_sdk import gbnf
 from caddie_sdk.errors import ConfigError
-from caddie_sdk.messages import Message, dump_json, parse_arguments, text_of
+from caddie_sdk.messages import Message, clean, dump_json, parse_arguments, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,15 @@ class ActionFormat(Protocol):
         ...
 
 
-_THINK = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
-
-
 def strip_thinking(text: str) -> str:
     """Remove `<think>...</think>` blocks of reasoning models; an unclosed one hides everything after it."""
-    text = _THINK.sub("", text)
-    return text.split("<think>", 1)[0].strip()
+    kept, rest = [], text
+    while rest:
+        said, opened, rest = rest.partition("<think>")
+        kept.append(said)
+        if opened:
+            rest = rest.partition("</think>")[2].lstrip()
+    return "".join(kept).strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,8 @@ def _tool_call_grammar(forms: Forms) -> str:
     return "\n".join(rules)
 
 
-_TEXT_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_TEXT_CALL = re.compile(r"<tool_call>(.*?)</tool_call>(?=\s*(?:<tool_call>|\Z))", re.DOTALL)
+"""A block ends where another one or nothing follows, so that an argument may mention the tag."""
 
 
 def calls_in_text(message: Message) -> Message:
@@ -173,6 +176,8 @@ def calls_in_text(message: Message) -> Message:
     if message.get("tool_calls"):
         return message
     text = strip_thinking(text_of(message))
+    if not text.startswith("<tool_call>"):
+        return message
     blocks = _TEXT_CALL.findall(text)
     if not blocks or _TEXT_CALL.sub("", text).strip():
         return message
@@ -182,9 +187,9 @@ def calls_in_text(message: Message) -> Message:
         if spelled is None or not isinstance(spelled.get("name"), str):
             return message
         arguments = spelled.get("arguments", {})
-        raw = arguments if isinstance(arguments, str) else dump_json(arguments)
-        calls.append({"id": "", "type": "function", "function": {"name": spelled["name"], "arguments": raw}})
-    return Message(role="assistant", content="", tool_calls=calls)  # type: ignore[typeddict-item]
+        raw = clean(arguments) if isinstance(arguments, str) else dump_json(arguments)
+        calls.append({"id": "", "type": "function", "function": {"name": clean(spelled["name"]), "arguments": raw}})
+    return {**message, "content": "", "tool_calls": calls}  # type: ignore[typeddict-item]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +236,7 @@ class Tags:
         if spelled is None or not isinstance(spelled.get("name"), str):
             return Turn(problem='<tool_call> must hold {"name": ..., "arguments": {...}}.', thought=thought)
         raw = dump_json(spelled.get("arguments", {}))
-        return Turn(calls=(Call("", spelled["name"], parse_arguments(raw), raw),), thought=thought)
+        return Turn(calls=(Call("", clean(spelled["name"]), parse_arguments(raw), raw),), thought=thought)
 
     def describe(self, forms: Forms) -> str:
         """The allowed forms, one a line."""

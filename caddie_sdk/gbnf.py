@@ -12,7 +12,7 @@ object ::= "{" ws ( pair ( ws "," ws pair ){0,15} )? ws "}"
 pair ::= string ws ":" ws value
 array ::= "[" ws ( value ( ws "," ws value ){0,31} )? ws "]"
 value ::= object | array | string | number | "true" | "false" | "null"
-string ::= "\"" ( [^"\\\x00-\x1F] | "\\" ( ["\\/bfnrt] | "u" [0-9a-fA-F]{4} ) ){0,400} "\""
+string ::= "\"" ( [^"\\<\x00-\x1F] | "\\" ( ["\\/bfnrt] | "u" [0-9a-fA-F]{4} ) ){0,400} "\""
 number ::= "-"? ( "0" | [1-9] [0-9]{0,15} ) ( "." [0-9]{1,15} )?
 ws ::= [ \t\n]{0,4}
 """.strip()

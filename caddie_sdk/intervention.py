@@ -130,7 +130,7 @@ class Probabilistic:
 
     @property
     def spec(self) -> str:
-        return f"probabilistic:{self.alpha!r}"
+        return f"probabilistic:{float(self.alpha)!r}"
 
     def before_step(self, moment: Moment) -> bool:
         return moment.rng("step", moment.step).random() < self.alpha

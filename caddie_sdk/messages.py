@@ -86,7 +86,7 @@ def canonical(message: Any) -> Message:
         if isinstance(reasoning, str):
             result["reasoning_content"] = clean(reasoning)
     if role == "tool":
-        result["tool_call_id"] = str(raw.get("tool_call_id") or "")
+        result["tool_call_id"] = clean(str(raw.get("tool_call_id") or ""))
     return result
 
 
@@ -104,11 +104,19 @@ def _content(content: Any) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return clean(content)
     if isinstance(content, list | tuple):
-        parts = [dict(part) if isinstance(part, Mapping) else {"type": "text", "text": str(part)} for part in content]
+        parts = [_part(part) for part in content]
         if all(part.get("type") == "text" for part in parts):
-            return clean("\n".join(str(part.get("text", "")) for part in parts))
+            return "\n".join(part["text"] for part in parts)
         return parts
     raise MessageError(f"message content must be text or a list of parts, not {type(content).__name__}")
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if not isinstance(part, Mapping):
+        return {"type": "text", "text": clean(str(part))}
+    if part.get("type") == "text":
+        return {**part, "text": clean(str(part.get("text") or ""))}
+    return dict(part)
 
 
 def _tool_call(call: Any) -> ToolCall:
@@ -277,7 +285,7 @@ def _merged(sent: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for message in sent:
         last = merged[-1] if merged else None
         if last is not None and _mergeable(last, message):
-            merged[-1] = {**last, "content": f"{last['content']}\n\n{message['content']}"}
+            merged[-1] = {**last, "content": _joined(last["content"], message["content"])}
         else:
             merged.append(message)
     return merged
@@ -289,9 +297,15 @@ def _mergeable(first: dict[str, Any], second: dict[str, Any]) -> bool:
         and first["role"] in ("user", "assistant")
         and "tool_calls" not in first
         and "tool_calls" not in second
-        and isinstance(first["content"], str)
-        and isinstance(second["content"], str)
     )
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Two contents as one: text under text, or a list of parts when either has parts that are not text."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    parts = [content if isinstance(content, list) else [{"type": "text", "text": content}] for content in (first, second)]
+    return [*parts[0], *parts[1]]
 
 
 def wire_tools(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

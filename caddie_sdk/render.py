@@ -59,7 +59,7 @@ _BLOCKS = [
     "backtrack",
     "information",
 ]
-_TAG = re.compile(rf"<(?=\s*/?\s*(?:{'|'.join(_BLOCKS)})\b)", re.IGNORECASE)
+_TAG = re.compile(rf"<(?=\s*(?:/\s*)?(?:{'|'.join(_BLOCKS)})\b)", re.IGNORECASE)
 _NOT_NAME = re.compile(r"[^\w.-]")
 _LABEL = re.compile(r"(critic\s+feedback)\s*:", re.IGNORECASE)
 

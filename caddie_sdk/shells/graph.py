@@ -63,6 +63,7 @@ class AgentState(TypedDict, total=False):
         answer: the final answer, or the best one so far.
         reason: why the work ended (`answer`, `max_steps`, `context_overflow`, ...).
         consultations: one record per consultation: step, control, trigger, critique.
+        usage: tokens so far, `{"agent": ..., "critic": ...}`.
     """
 
     messages: Annotated[list[Message], _incoming]
@@ -70,6 +71,7 @@ class AgentState(TypedDict, total=False):
     answer: str | None
     reason: str
     consultations: list[dict[str, Any]]
+    usage: dict[str, dict[str, int]]
     remaining_steps: RemainingSteps
 
 
@@ -80,6 +82,7 @@ class AgentOutput(TypedDict, total=False):
     answer: str | None
     reason: str
     consultations: list[dict[str, Any]]
+    usage: dict[str, dict[str, int]]
 
 
 def create_caddie_agent(
@@ -316,6 +319,7 @@ def _update(session: Session) -> dict[str, Any]:
             "answer": session.answer,
             "reason": session.reason,
             "consultations": list(session.consultations),
+            "usage": {"agent": session.usage.dump(), "critic": session.critic_usage.dump()},
         }
     return update
 

@@ -1,0 +1,147 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caddie_sdk.cli.choices import Choices
+
+app = typer.Typer(
+    name="caddie",
+    help="Let an LLM agent consult a trained critic while it works.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Model = Annotated[
+    str, typer.Option(help="Model name at --base-url, or `embedded` for the small model that comes along.")
+]
+BaseUrl = Annotated[str | None, typer.Option(help="OpenAI-compatible server of the agent's model.")]
+ApiKeyEnv = Annotated[str, typer.Option(help="Environment variable that holds the API key.")]
+CriticRef = Annotated[
+    str, typer.Option("--critic", help="off, self, embedded, the URL of a served critic, or a checkpoint to serve.")
+]
+Pack = Annotated[
+    str | None, typer.Option(help="Critic pack; by default the one the served checkpoint names, else `search`.")
+]
+Protocol = Annotated[
+    str, typer.Option(help="self-call, fixed:K, windowed:MIN-MAX, probabilistic:ALPHA, guarded:TOOLS;repeats=N")
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", help="tool-calls, caddie or cafe; by default caddie for embedded, else tool-calls."),
+]
+MaxSteps = Annotated[int, typer.Option(min=1, help="Agent steps per question; consultations are not steps.")]
+MinSearches = Annotated[int, typer.Option(min=0, help="Steps before an answer is accepted.")]
+MaxUses = Annotated[int, typer.Option(min=0, help="Consultations per question.")]
+Timeout = Annotated[float, typer.Option(help="Seconds one consultation may take.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="Sampling temperature; by default 0 for embedded, else the server's.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the protocol and of sampling.")]
+AllowMismatch = Annotated[bool, typer.Option("--allow-mismatch", help="Go on when pack and checkpoint do not match.")]
+
+
+@app.command()
+def ask(
+    question: Annotated[str | None, typer.Argument(help="The question; leave it out with --musique.")] = None,
+    passages: Annotated[Path | None, typer.Option(help="Passages to search: .jsonl, .json, .txt or .md.")] = None,
+    musique: Annotated[
+        Path | None, typer.Option(help="A MuSiQue file: its questions, each over its own passages.")
+    ] = None,
+    id: Annotated[str | None, typer.Option("--id", help="Only the question with this id.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many questions.")] = None,
+    model: Model = "embedded",
+    base_url: BaseUrl = None,
+    api_key_env: ApiKeyEnv = "OPENAI_API_KEY",
+    critic: CriticRef = "self",
+    pack: Pack = None,
+    protocol: Protocol = "self-call",
+    format: Format = None,
+    max_steps: MaxSteps = 8,
+    min_searches: MinSearches = 1,
+    max_uses: MaxUses = 3,
+    timeout: Timeout = 60.0,
+    temperature: Temperature = None,
+    seed: Seed = 0,
+    allow_mismatch: AllowMismatch = False,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write one JSON record per question to this file.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the records in --json and skip their questions.")
+    ] = False,
+) -> None:
+    """Answer questions by searching passages, with a critic at the agent's side."""
+    from caddie_sdk.cli.ask import ask_questions, load_questions
+
+    choices = Choices(
+        model=model, base_url=base_url, api_key_env=api_key_env, critic=critic, pack=pack, protocol=protocol,
+        format=format, max_steps=max_steps, min_searches=min_searches, max_uses=max_uses, timeout=timeout,
+        temperature=temperature, seed=seed, allow_mismatch=allow_mismatch,
+    )  # fmt: skip
+    questions = load_questions(question, passages=passages, musique=musique, id=id, limit=limit)
+    ask_questions(questions, choices, json_out=json_out, resume=resume)
+
+
+@app.command()
+def demo(
+    protocol: Protocol = "guarded:;repeats=2",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Compute threads; one is faster on a busy machine.")
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write one JSON record per question to this file.")
+    ] = None,
+) -> None:
+    """Run a handful of two-hop questions with the embedded model, live."""
+    from caddie_sdk.cli.demo import run_demo
+
+    run_demo(protocol=protocol, threads=threads, json_out=json_out)
+
+
+@app.command()
+def serve(
+    ref: Annotated[str, typer.Argument(help="A .gguf file, a Hugging Face folder, or `embedded`.")],
+    pack: Pack = None,
+    host: Annotated[
+        str, typer.Option(help="Address to bind; anything but loopback is open to the network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    engine: Annotated[str, typer.Option(help="auto, llama.cpp, transformers or vllm.")] = "auto",
+    context: Annotated[int, typer.Option(min=256, help="Context per request, in tokens.")] = 8192,
+    slots: Annotated[int, typer.Option(min=1, help="Requests worked on at once (llama.cpp).")] = 2,
+    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads (llama.cpp).")] = None,
+    allow_mismatch: AllowMismatch = False,
+) -> None:
+    """Serve a critic checkpoint with an OpenAI-compatible API and print its URL."""
+    from caddie_critics.serve import run_forever
+
+    raise typer.Exit(
+        run_forever(
+            ref,
+            pack=pack,
+            host=host,
+            port=port,
+            engine=engine,
+            context=context,
+            slots=slots,
+            threads=threads,
+            allow_mismatch=allow_mismatch,
+        )
+    )
+
+
+@app.command()
+def packs() -> None:
+    """List the critic packs that come along, with their hashes."""
+    from caddie_critics import list_packs, load_pack
+
+    for name in list_packs():
+        loaded = load_pack(name)
+        typer.echo(f"{name:<12} {loaded.hash}  {loaded.description}")

@@ -1,0 +1,1 @@
+"""Measures for agents that consult a critic: data sets, metrics, runs and reports."""

@@ -15,23 +15,43 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
-_owner: int | None = None
+
+class _Background:
+    """One event loop on a daemon thread, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start over: in a forked child the thread is not there, and another one may have held the lock."""
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.thread: threading.Thread | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self.thread = threading.Thread(target=self._loop.run_forever, name="caddie-io", daemon=True)
+                self.thread.start()
+            return self._loop
 
 
-def _background_loop() -> asyncio.AbstractEventLoop:
-    global _loop, _owner
-    with _lock:
-        if _loop is None or _owner != os.getpid():
-            _loop, _owner = asyncio.new_event_loop(), os.getpid()
-            threading.Thread(target=_loop.run_forever, name="caddie-io", daemon=True).start()
-        return _loop
+_background = _Background()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_background.forget)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Wait for a coroutine from a thread without a running loop. An interrupt cancels it."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, _background_loop())
+    """Wait for a coroutine from any thread but the loop's own. An interrupt cancels it.
+
+    Raises:
+        RuntimeError: called by something that runs on the loop, which would wait for itself for ever.
+    """
+    if threading.current_thread() is _background.thread:
+        coroutine.close()
+        raise RuntimeError("a blocking call inside a coroutine would wait for ever; await its async twin instead")
+    future = asyncio.run_coroutine_threadsafe(coroutine, _background.loop())
     try:
         return future.result()
     except BaseException:

@@ -126,6 +126,8 @@ class ToolCalls:
             return Turn(calls=calls, thought=text)
         if not text:
             return Turn(problem="The reply was empty. Call a tool or give the final answer.")
+        if text.startswith(_OPEN) and text.endswith(_CLOSE):
+            return Turn(problem=f'{_OPEN} must hold {{"name": ..., "arguments": {{...}}}}.')
         return Turn(answer=text)
 
     def describe(self, forms: Forms) -> str:
@@ -158,13 +160,14 @@ def _tool_call_grammar(forms: Forms) -> str:
             r'calls ::= call ( "\n" call ){0,3}',
             'call ::= "<tool_call>" ' + gbnf.literal('{"name": ') + " name " + gbnf.literal(', "arguments": ')
             + ' object "}</tool_call>"',
-            "name ::= " + " | ".join(gbnf.literal(f'"{name}"') for name in names),
+            "name ::= " + " | ".join(gbnf.literal(dump_json(name)) for name in names),
             gbnf.JSON_RULES,
         ]  # fmt: skip
     return "\n".join(rules)
 
 
-_TEXT_CALL = re.compile(r"<tool_call>(.*?)</tool_call>(?=\s*(?:<tool_call>|\Z))", re.DOTALL)
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_BETWEEN = re.compile(rf"{_CLOSE}\s*{_OPEN}")
 """A block ends where another one or nothing follows, so that an argument may mention the tag."""
 
 
@@ -176,13 +179,10 @@ def calls_in_text(message: Message) -> Message:
     if message.get("tool_calls"):
         return message
     text = strip_thinking(text_of(message))
-    if not text.startswith("<tool_call>"):
-        return message
-    blocks = _TEXT_CALL.findall(text)
-    if not blocks or _TEXT_CALL.sub("", text).strip():
+    if not (text.startswith(_OPEN) and text.endswith(_CLOSE)):
         return message
     calls = []
-    for block in blocks:
+    for block in _BETWEEN.split(text[len(_OPEN) : -len(_CLOSE)]):
         spelled = parse_arguments(block)
         if spelled is None or not isinstance(spelled.get("name"), str):
             return message
@@ -305,19 +305,19 @@ def _tag_grammar(format: Tags, forms: Forms) -> str:
         if format.plan:
             options.append(f'"<plan>" {gbnf.line(400)} "</plan>"')
         if format.generic and forms.tools:
-            names = " | ".join(gbnf.literal(f'"{name}"') for name, _ in forms.tools)
+            names = " | ".join(gbnf.literal(dump_json(name)) for name, _ in forms.tools)
             options.append(
                 f'"<tool_call>" {gbnf.literal("{" + chr(34) + "name" + chr(34) + ": ")} ( {names} ) '
                 f'{gbnf.literal(", " + chr(34) + "arguments" + chr(34) + ": ")} object "}}</tool_call>"'
             )
             needs_json = True
         elif not format.generic:
-            options += [f'"<{name}>" {gbnf.line(160)} "</{name}>"' for name, _ in forms.tools]
+            options += [f'"<{name}>" {gbnf.line(100)} "</{name}>"' for name, _ in forms.tools]
     if forms.control:
         options.append(gbnf.literal(format.consult))
     if forms.answer or not options:
-        options.append(f'"<answer>" {gbnf.line(120)} "</answer>"')
-    root = f'root ::= "<{format.thought}>" {gbnf.line(320)} "</{format.thought}>" "\\n" ( {" | ".join(options)} )'
+        options.append(f'"<answer>" {gbnf.line(80)} "</answer>"')
+    root = f'root ::= "<{format.thought}>" {gbnf.line(200)} "</{format.thought}>" "\\n" ( {" | ".join(options)} )'
     return "\n".join([root, gbnf.JSON_RULES] if needs_json else [root])
 
 

@@ -38,7 +38,7 @@ class Budget:
             if getattr(self, name) < 0:
                 raise ConfigError(f"budget: {name} must not be negative")
         for name in ("max_tokens", "timeout"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ConfigError(f"budget: {name} must be positive")
         for name in ("session_max_uses", "max_input_tokens", "max_steps"):
             value = getattr(self, name)

@@ -10,7 +10,7 @@ from caddie_sdk.actions import action_format, single_argument
 from caddie_sdk.budget import Budget
 from caddie_sdk.errors import ConfigError
 from caddie_sdk.intervention import Intervention, SelfCall, parse_protocol
-from caddie_sdk.messages import profile
+from caddie_sdk.messages import Message, canonical, profile
 
 CALL_CRITIC, REQUEST_FEEDBACK = "call_critic", "request_feedback"
 
@@ -36,6 +36,8 @@ class SessionConfig:
     Attributes:
         tools: schemas of the agent's tools, in OpenAI form.
         system: the agent's system prompt; text formats add the allowed forms to it.
+        examples: user and assistant turns of a worked example, shown to the agent before the task; very small models
+            need one. Critics do not see them.
         format: action format: `tool-calls`, `caddie` or `cafe`.
         protocol: when to consult.
         budget: limits.
@@ -47,6 +49,7 @@ class SessionConfig:
 
     tools: tuple[Mapping[str, Any], ...] = ()
     system: str = ""
+    examples: tuple[Message, ...] = ()
     format: str = "tool-calls"
     protocol: Intervention = field(default_factory=SelfCall)
     budget: Budget = field(default_factory=Budget)
@@ -58,6 +61,8 @@ class SessionConfig:
     def __post_init__(self) -> None:
         form = action_format(self.format)
         profile(self.profile)
+        if any(example["role"] not in ("user", "assistant") or "tool_calls" in example for example in self.examples):
+            raise ConfigError("examples: only user and assistant messages with text can be shown")
         names = [tool_name(tool) for tool in self.tools]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"tools: the name {duplicates[0]!r} is used twice; every tool needs its own name")
@@ -75,6 +80,7 @@ class SessionConfig:
         return {
             "tools": [dict(tool) for tool in self.tools],
             "system": self.system,
+            "examples": list(self.examples),
             "format": self.format,
             "protocol": self.protocol.spec,
             "budget": self.budget.dump(),
@@ -91,6 +97,7 @@ class SessionConfig:
             **{
                 **data,
                 "tools": tuple(data["tools"]),
+                "examples": tuple(canonical(example) for example in data.get("examples", ())),
                 "controls": tuple(data["controls"]),
                 "protocol": parse_protocol(data["protocol"]),
                 "budget": Budget(**data["budget"]),

@@ -94,6 +94,8 @@ class FeedbackFormat:
 
     def parse(self, text: str) -> tuple[str, str] | None:
         """(analysis, advice) of a well-formed critique, None of any other text."""
+        if text.rfind("<think>") > text.rfind("</think>"):
+            return None  # reasoning that never ended is no critique, whatever came before it
         text = strip_thinking(text)
         if self.name == "feedback":
             match = _FEEDBACK.fullmatch(text)
@@ -116,14 +118,14 @@ SECTIONS = FeedbackFormat(
     "sections",
     "Write exactly two sections, both non-empty, and nothing else:\n"
     f"{ANALYSIS} <brief diagnosis>\n{ADVICE} <concise guidance>",
-    f'root ::= "{ANALYSIS} " {gbnf.line(480)} "\\n{ADVICE} " {gbnf.line(480)}',
-    rf"{ANALYSIS} [^<\n\t ][^<\n]{{0,1199}}\n{ADVICE} [^<\n\t ][^<\n]{{0,1199}}",
+    f'root ::= "{ANALYSIS} " {gbnf.line(320)} "\\n{ADVICE} " {gbnf.line(320)}',
+    rf"{ANALYSIS} [^<\s][^<\n]{{0,1199}}\n{ADVICE} [^<\s][^<\n]{{0,1199}}",
 )
 FEEDBACK = FeedbackFormat(
     "feedback",
     "Write one block and nothing else:\n<feedback>constructive feedback</feedback>",
     f'root ::= "<feedback>" {gbnf.line(800)} "</feedback>"',
-    r"<feedback>[^<\n\t ][^<\n]{0,1599}</feedback>",
+    r"<feedback>[^<\s][^<\n]{0,1599}</feedback>",
 )
 
 FEEDBACK_FORMATS = {form.name: form for form in (SECTIONS, FEEDBACK)}

@@ -8,15 +8,26 @@ turns every failure into an `EndpointError` that names the URL and what to check
 from __future__ import annotations
 
 import asyncio
+import json
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_exponential,
+    wait_random,
+)
 
 from caddie_sdk import _blocking
 from caddie_sdk.commands import CallModel
 from caddie_sdk.errors import (
+    ConfigError,
     ContextOverflow,
     EndpointError,
     EndpointRefused,
@@ -34,9 +45,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MAX_RETRY_AFTER = 120.0
+_NO_KEY = "none"
 _GRAMMARS = {"llamacpp": "llama.cpp", "vllm": "vllm"}
 """How a server takes grammars, by what it says of itself in `/v1/models`."""
-_BACKOFF = wait_exponential_jitter(initial=0.2, max=8.0, jitter=0.2)
+_BACKOFF = wait_exponential(multiplier=0.2, max=8.0) + wait_random(0.0, 0.2)
 
 
 class ChatEndpoint:
@@ -51,6 +63,9 @@ class ChatEndpoint:
         params: further request fields (`temperature`, `seed`, `extra_body`, ...), sent with every call.
         grammar: how this server takes grammars: `llama.cpp` (field `grammar`), `vllm`
             (`structured_outputs.grammar`), None to send none, or `auto` to let `check()` find out.
+
+    Raises:
+        ConfigError: the URL, the key or `grammar` cannot be what is meant.
     """
 
     def __init__(
@@ -69,8 +84,10 @@ class ChatEndpoint:
         self.timeout = timeout
         self.attempts = max(1, attempts)
         self.params = dict(params or {})
+        if grammar not in (None, "auto", *_GRAMMARS.values()):
+            raise ConfigError(f"grammar must be 'llama.cpp', 'vllm', 'auto' or None, not {grammar!r}")
         self.grammar = grammar
-        self._api_key = api_key or "none"
+        self._api_key = _checked_key(api_key)
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -110,11 +127,12 @@ class ChatEndpoint:
             extra = self._grammar_field(grammar)
             if extra:
                 request["extra_body"] = {**request.get("extra_body", {}), **extra}
-        return await self._within(timeout or self.timeout, self._chat(request))
+        seconds = timeout or self.timeout
+        return await self._within(seconds, self._chat(request, seconds))
 
     async def models(self, *, timeout: float = 10.0) -> list[dict[str, Any]]:
         """The entries of `/v1/models`, first one first."""
-        return await self._within(timeout, self._retrying(self._models))
+        return await self._within(timeout, self._retrying(self._models, timeout))
 
     def check(self, *, timeout: float = 10.0) -> str:
         """Make sure that the server answers and serves the model; returns the model's name.
@@ -163,11 +181,15 @@ class ChatEndpoint:
         if client is None:
             from openai import AsyncOpenAI
 
-            client = AsyncOpenAI(base_url=self.base_url, api_key=self._api_key, max_retries=0, timeout=self.timeout)
+            # An open connection refers to its loop, so the clients of finished loops would never go by themselves.
+            for finished in [known for known in list(self._clients) if known.is_closed()]:
+                self._clients.pop(finished, None)
+            # No timeout of its own: `_within` keeps the one deadline, which a caller may set longer than ours.
+            client = AsyncOpenAI(base_url=self.base_url, api_key=self._api_key, max_retries=0, timeout=None)
             self._clients[loop] = client
         return client
 
-    async def _chat(self, request: dict[str, Any]) -> Reply:
+    async def _chat(self, request: dict[str, Any], seconds: float) -> Reply:
         if self.model is None:
             await self.acheck()
 
@@ -180,7 +202,7 @@ class ChatEndpoint:
             answer = await self._client().post("/chat/completions", cast_to=dict[str, Any], body=body)
             return self._read(answer)
 
-        return await self._retrying(once)
+        return await self._retrying(once, seconds)
 
     def _read(self, answer: Any) -> Reply:
         try:
@@ -189,16 +211,21 @@ class ChatEndpoint:
             truncated = choice.get("finish_reason") == "length"
             usage = Usage.from_openai(answer.get("usage"))
         except (AttributeError, IndexError, TypeError, KeyError, MessageError) as error:
-            raise EndpointUnavailable(
-                f"{self.base_url} answered with something that is no chat completion; is it an "
-                "OpenAI-compatible server?",
-                url=self.base_url,
-            ) from error
+            raise self._strange("chat completion") from error
         return Reply(message, usage, str(answer.get("model") or ""), truncated)
 
     async def _models(self) -> list[dict[str, Any]]:
-        page = await self._client().models.list()
-        return [entry.model_dump() for entry in page.data or []]
+        answer: Any = await self._client().get("/models", cast_to=dict[str, Any])
+        entries = (answer.get("data") or []) if isinstance(answer, dict) else None
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in entries):
+            raise self._strange("list of models")
+        return entries
+
+    def _strange(self, expected: str) -> EndpointUnavailable:
+        return EndpointUnavailable(
+            f"{self.base_url} answered with something that is no {expected}; is it an OpenAI-compatible server?",
+            url=self.base_url,
+        )
 
     async def _within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -210,9 +237,10 @@ class ChatEndpoint:
                 url=self.base_url,
             ) from None
 
-    async def _retrying(self, once: Callable[[], Awaitable[T]]) -> T:
+    async def _retrying(self, once: Callable[[], Awaitable[T]], seconds: float) -> T:
         retrying = AsyncRetrying(
-            stop=stop_after_attempt(self.attempts),
+            # A wait past the deadline would only turn what the server said into a timeout.
+            stop=stop_after_attempt(self.attempts) | stop_before_delay(seconds),
             wait=_wait,
             retry=retry_if_exception(lambda error: isinstance(error, EndpointUnavailable)),
             reraise=True,
@@ -223,14 +251,28 @@ class ChatEndpoint:
 
             try:
                 return await once()
-            except OpenAIError as error:
-                raise translate(error, self.base_url, self.model) from error
+            except (OpenAIError, json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise translate(error, self.base_url, self.model, self._api_key) from error
 
         return await retrying(attempt)
 
 
+def _checked_key(api_key: str | None) -> str:
+    key = (api_key or "").strip() or _NO_KEY
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError("api_key holds characters that no HTTP header can carry; was it copied in full?")
+    return key
+
+
 def _with_v1(base_url: str) -> str:
-    url = base_url.rstrip("/")
+    try:
+        parts = urlsplit(base_url.strip())
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except (AttributeError, TypeError, ValueError):
+        usable = False
+    if not usable:
+        raise ConfigError(f"base_url must look like http://127.0.0.1:8000/v1, not {base_url!r}")
+    url = base_url.strip().rstrip("/")
     return url if url.rsplit("/", 1)[-1].startswith("v") and url.rsplit("/", 1)[-1][1:].isdigit() else f"{url}/v1"
 
 
@@ -241,11 +283,14 @@ def _wait(state: RetryCallState) -> float:
     return min(asked, _MAX_RETRY_AFTER) if asked is not None else float(_BACKOFF(state))
 
 
-_OVERFLOW_MARKS = ("context length", "context size", "context window", "maximum context", "exceed_context_size")
+_OVERFLOW_MARKS = (
+    "context length", "context size", "context window", "maximum context", "context_length_exceeded",
+    "exceed_context_size", "maximum model length",
+)  # fmt: skip
 
 
-def translate(error: Exception, url: str, model: str | None = None) -> EndpointError:
-    """An openai client error as one of ours, with the URL and what to check."""
+def translate(error: Exception, url: str, model: str | None = None, secret: str = _NO_KEY) -> EndpointError:
+    """An openai client error as one of ours, with the URL and what to check, and without the key `secret`."""
     import openai
 
     if isinstance(error, openai.APITimeoutError):
@@ -254,12 +299,13 @@ def translate(error: Exception, url: str, model: str | None = None) -> EndpointE
         return EndpointUnavailable(f"cannot reach {url}; check that the server runs and that the URL is right", url=url)
     if not isinstance(error, openai.APIStatusError):
         return EndpointUnavailable(f"{url} sent an answer that cannot be read ({type(error).__name__})", url=url)
-    status, detail = error.status_code, " ".join(str(error.message).split())[:300]
+    status, said = error.status_code, " ".join(str(error.message).split())
+    detail = (said if secret == _NO_KEY else said.replace(secret, "***"))[:300]
     if status == 429 or status >= 500:
         return EndpointUnavailable(
             f"{url} answered {status}; it is overloaded or failing: {detail}", url=url, retry_after=_retry_after(error)
         )
-    if status in (400, 413, 422) and any(mark in detail.lower() for mark in _OVERFLOW_MARKS):
+    if status in (400, 413, 422) and any(mark in said.lower() for mark in _OVERFLOW_MARKS):
         return ContextOverflow(f"{url}: the prompt does not fit the model's context: {detail}", url=url)
     if status in (401, 403):
         return EndpointRefused(f"{url} refused the API key ({status}); check the key", url=url)

@@ -20,9 +20,13 @@ ws ::= [ \t\n]{0,4}
 
 def literal(text: str) -> str:
     """A quoted terminal."""
-    return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False)
+
+
+_BLANKS = r"\x00-\x20\x7F-\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
+"""Controls and whatever Python's `strip` takes for white space: a text of these alone would be empty."""
 
 
 def line(limit: int) -> str:
     """One to `limit` characters on one line that open no tag and do not start with a blank."""
-    return rf"[^<\n\t ] [^<\n]{{0,{limit - 1}}}"
+    return rf"[^<{_BLANKS}] [^<\n]{{0,{limit - 1}}}"

@@ -137,7 +137,7 @@ class History:
             history._head = None if data["head"] is None else nodes[data["head"]]
             history._archived = tuple(nodes[key] for key in data["archived"])
             history._next_id = data["next_id"]
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise SessionError(f"not a history dump: {error!r} is missing or of the wrong type") from None
         history._path = None
         return history

@@ -304,7 +304,9 @@ def _joined(first: Any, second: Any) -> Any:
     """Two contents as one: text under text, or a list of parts when either has parts that are not text."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
-    parts = [content if isinstance(content, list) else [{"type": "text", "text": content}] for content in (first, second)]
+    parts = [
+        content if isinstance(content, list) else [{"type": "text", "text": content}] for content in (first, second)
+    ]
     return [*parts[0], *parts[1]]
 
 

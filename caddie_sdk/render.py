@@ -21,7 +21,7 @@ from typing import Any
 from caddie_sdk.actions import strip_thinking
 from caddie_sdk.critic import ConsultState
 from caddie_sdk.critique import feedback_format
-from caddie_sdk.errors import ContextOverflow
+from caddie_sdk.errors import ContextOverflow, PackError
 from caddie_sdk.messages import Message
 from caddie_sdk.trajectory import Event
 
@@ -100,6 +100,13 @@ class CriticPrompt:
     max_tokens: int | None = None
     max_input_tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.task_tag not in _BLOCKS:
+            raise PackError(
+                f"critic pack {self.name!r}: the task cannot stand in <{self.task_tag}>, which the renderer does not "
+                "escape in untrusted text; use task or query"
+            )
+
     @property
     def hash(self) -> str:
         """16 hex digits over everything that shapes a prompt, the renderer's version included."""
@@ -158,7 +165,9 @@ def _trimmed(events: tuple[Event, ...]) -> Iterable[tuple[Event, ...]]:
     """Ever shorter tellings: whole steps go, oldest first; tasks, answers, advice and the latest step stay."""
     units = _units(events)
     order = list(dict.fromkeys(unit for unit in units if unit is not None))
-    for gone in range(1, len(order)):
+    whole = [unit for event, unit in zip(events, units, strict=True) if unit and event.kind in ("step", "outcome")]
+    latest = order.index(whole[-1]) if whole else len(order) - 1
+    for gone in range(1, latest + 1):
         dropped = set(order[:gone])
         kept: list[Event] = []
         noted = False

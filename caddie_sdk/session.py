@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from caddie_sdk.actions import ActionFormat, Call, Forms, Turn, action_format, calls_in_text, single_argument
@@ -105,8 +106,8 @@ class Session:
         said = canonical({"role": "user", "content": message} if isinstance(message, str) else message)
         if said["role"] != "user":
             raise SessionError(f"user_said takes a user message, not one of role {said['role']!r}")
-        if not self._format.native_tools and isinstance(said["content"], str):
-            said["content"] = escape(said["content"])
+        if not self._format.native_tools:
+            said["content"] = _escaped(said["content"])
         if self.history.head is None:
             self._store_system()
         if self.phase != "model":
@@ -117,12 +118,15 @@ class Session:
     def model_replied(self, message: Any, usage: Usage | None = None) -> Command:
         """The agent's model answered. Takes any form `messages.canonical` reads; never fails on its content."""
         self._require("model_replied", "model")
-        self.usage += usage or Usage(calls=1)
         reply = canonical(message)
         if reply["role"] != "assistant":
             raise SessionError(f"model_replied takes an assistant message, not one of role {reply['role']!r}")
+        self.usage += usage or Usage(calls=1)
         if self._format.native_tools:
             reply = self._with_ids(calls_in_text(reply))
+        else:
+            # No tools were offered, so nothing could answer these calls; the text alone says what is meant.
+            reply.pop("tool_calls", None)
         turn = self._format.parse(reply, self._tools, self.config.controls[0] if self.config.controls else "")
         if turn.calls and not self.closing:
             return self._take_calls(reply, turn)
@@ -132,17 +136,18 @@ class Session:
         """The tools have run. A call without a result is answered by an error the agent can read."""
         self._require("tools_returned", "tools")
         turn = self._turn()
-        waiting = {call["id"]: call for call in turn["calls"] if call["do"] == "run"}
+        waiting = [call for call in turn["calls"] if call["do"] == "run"]
+        given: dict[str, ToolResult] = {}
         for item in results:
             result = ToolResult.read(item)
-            call = waiting.pop(result.id, None)
-            if call is None:
+            if result.id in given or all(call["id"] != result.id for call in waiting):
                 raise SessionError(f"tools_returned: no call with id {result.id!r} is waiting for a result")
+            given[result.id] = result
+        for call in waiting:
+            result = given.get(call["id"], ToolResult(call["id"], "The tool gave no result.", is_error=True))
             call["content"] = clean(result.content)
             if result.is_error:
                 call["error"] = True
-        for call in waiting.values():
-            call["content"], call["error"] = "The tool gave no result.", True
         return self._close_turn()
 
     def critic_replied(self, critique: Critique) -> Command:
@@ -153,6 +158,7 @@ class Session:
                 The session still waits for a critique then.
         """
         self._require("critic_replied", "critic")
+        critique = _checked(critique)
         if not critique.ok and self.config.on_error == "raise":
             raise ConsultationError(
                 f"the consultation failed ({critique.status}): {critique.detail or 'no detail given'}"
@@ -275,7 +281,7 @@ class Session:
             for name in _SNAPSHOT:
                 setattr(session, name, data[name])
             session.turn = copy.deepcopy(data["turn"])
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SessionError(f"not a session dump: {error!r} is missing or of the wrong type") from None
         return session
 
@@ -382,7 +388,7 @@ class Session:
                 call.update(do="refuse", content=NONE_LEFT)
             else:
                 left -= 1
-            seen.add(call["name"])
+                seen.add(call["name"])
         if any(call["do"] == "consult" for call in calls):
             # Advice must be read before a guarded call runs, even when older advice was still fresh.
             for call in calls:
@@ -525,9 +531,8 @@ class Session:
     def _standing(self) -> str:
         """What the agent must know beside the observation: consultations left, or that it must answer now."""
         if self._at_limit:
-            return "This was the last step: only the final answer is possible now. " + self._format.describe(
-                Forms(answer=True, act=False)
-            )
+            # No forms with placeholders here: a small model answers with the placeholder.
+            return "This was the last step. Give the final answer now."
         if not self.config.protocol.self_call or not self.config.controls:
             return ""
         if self.remaining == 0:
@@ -663,6 +668,8 @@ class Session:
         text = "\n\n".join(part for part in parts if part)
         if text:
             self._append({"role": "system", "content": text}, "system")
+        for example in self.config.examples:
+            self._append(canonical(example), "system")
 
     def _first_control(self) -> str | None:
         offered = self.config.protocol.self_call and self.config.controls and self.config.budget.max_uses > 0
@@ -714,6 +721,21 @@ class Session:
     def _finish(self, answer: str | None, reason: Reason) -> Command:
         self.answer, self.reason, self.phase, self.turn = answer, reason, "done", None
         return self.command
+
+
+def _escaped(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A user's words, made harmless; parts that are not text pass as they are."""
+    if isinstance(content, str):
+        return escape(content)
+    return [{**part, "text": escape(part["text"])} if part.get("type") == "text" else part for part in content]
+
+
+def _checked(critique: Critique) -> Critique:
+    """A user's own critic may hand over anything: texts become encodable, and `ok` without advice is malformed."""
+    facts: dict[str, Any] = {name: clean(getattr(critique, name)) for name in ("analysis", "advice", "raw", "detail")}
+    if critique.ok and not critique.advice.strip():
+        facts |= {"status": "malformed", "detail": facts["detail"] or "the advice was empty"}
+    return replace(critique, **facts)
 
 
 NOT_RUN = "Not run yet: read the critic's advice first, then decide."

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from caddie_sdk.critique import Critique
 from caddie_sdk.history import Node
 from caddie_sdk.messages import text_of
 
@@ -156,10 +157,15 @@ def _advice(rest: Iterable[Node], consultations: Sequence[Mapping[str, Any]]) ->
                     _text(critique),
                     control=record["control"],
                     ok=ok,
-                    raw=critique["raw"],
+                    raw=critique["raw"] or _sections(critique),
                 )
             )
     return events
+
+
+def _sections(critique: Mapping[str, Any]) -> str:
+    """What a critic of two sections would have written, where its own text was not recorded."""
+    return Critique.load(critique).text if critique["analysis"] else ""
 
 
 def _text(critique: Mapping[str, Any]) -> str:

@@ -92,9 +92,6 @@ def ask(
 @app.command()
 def demo(
     protocol: Protocol = "guarded:;repeats=2",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Compute threads; one is faster on a busy machine.")
-    ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write one JSON record per question to this file.")
     ] = None,
@@ -102,7 +99,7 @@ def demo(
     """Run a handful of two-hop questions with the embedded model, live."""
     from caddie_sdk.cli.demo import run_demo
 
-    run_demo(protocol=protocol, threads=threads, json_out=json_out)
+    run_demo(protocol=protocol, json_out=json_out)
 
 
 @app.command()

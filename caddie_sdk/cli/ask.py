@@ -13,7 +13,7 @@ from rich.console import Console
 
 from caddie_evals.questions import Question, load_musique, load_passages
 from caddie_evals.records import RecordFile, read_records
-from caddie_evals.search_qa import SYSTEM, record, search_tool
+from caddie_evals.search_qa import record, search_tool
 from caddie_sdk.cli.choices import Cast, Choices, cast
 from caddie_sdk.cli.live import Live
 from caddie_sdk.errors import ConfigError, EndpointError
@@ -83,7 +83,7 @@ async def _work(
 
 async def _episode(question: Question, people: Cast, live: Live) -> dict[str, Any]:
     """One question to its end. A server that fails ends this question, with the reason in its record."""
-    agent = people.agent(SYSTEM, [search_tool(question)])
+    agent = people.agent([search_tool(question)])
     outcome: dict[str, Any] = {}
     started = time.monotonic()
     try:

@@ -16,11 +16,13 @@ from caddie_sdk.intervention import parse_protocol
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph
 
+    from caddie_critics.checkpoint import PackSource
     from caddie_sdk.critic import Critic
     from caddie_sdk.tools import Tool
 
 EMBEDDED = "embedded"
 REPLY_TOKENS = 256
+EMBEDDED_TEMPERATURE = 0.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,6 @@ class Choices:
     temperature: float | None = None
     seed: int = 0
     allow_mismatch: bool = False
-    threads: int | None = None
 
     @property
     def embedded(self) -> bool:
@@ -63,8 +64,9 @@ class Cast:
     critic: Critic | None = None
     feedback: Critic | None = None
 
-    def agent(self, system: str, tools: list[Tool]) -> CompiledStateGraph[Any, Any, Any, Any]:
-        """The LangGraph agent for one task."""
+    def agent(self, tools: list[Tool]) -> CompiledStateGraph[Any, Any, Any, Any]:
+        """The LangGraph agent for one search question."""
+        from caddie_evals.search_qa import EXAMPLES, SYSTEM
         from caddie_sdk.shells.graph import create_caddie_agent
 
         wanted = self.choices
@@ -80,7 +82,8 @@ class Cast:
             tools,
             critic=self.critic,
             feedback=self.feedback,
-            system=system,
+            system=SYSTEM,
+            examples=EXAMPLES if wanted.embedded and wanted.action_format == "caddie" else (),
             protocol=wanted.protocol,
             action_format=wanted.action_format,
             budget=budget,
@@ -100,7 +103,7 @@ def cast(choices: Choices, stack: ExitStack) -> Cast:
     if choices.critic == "self":
         from caddie_critics import SelfCritic
 
-        ready.feedback = SelfCritic(model, pack=choices.pack or "search")
+        ready.feedback = SelfCritic(model, pack=choices.pack or "search", temperature=None, top_p=None)
     elif choices.critic not in ("off", "none"):
         ready.critic = _outside_critic(choices, stack)
     return ready
@@ -124,31 +127,34 @@ def _agent_model(choices: Choices) -> ChatEndpoint:
 def _embedded(choices: Choices) -> ChatEndpoint:
     from caddie_critics.serve import embedded_server
 
-    server = embedded_server(threads=choices.threads)
-    params = {"temperature": choices.temperature or 0.0, "seed": choices.seed, "max_tokens": REPLY_TOKENS}
-    return ChatEndpoint(server.url, server.model_id, params=params, grammar="llama.cpp")
+    temperature = EMBEDDED_TEMPERATURE if choices.temperature is None else choices.temperature
+    params = {"temperature": temperature, "seed": choices.seed, "max_tokens": REPLY_TOKENS}
+    return ChatEndpoint(params=params, **embedded_server().settings)
 
 
 def _outside_critic(choices: Choices, stack: ExitStack) -> Critic:
     from caddie_critics import EndpointCritic
 
-    ref, pack = choices.critic, choices.pack or "auto"
+    ref = choices.critic
+    pack: PackSource = choices.pack or "auto"
     if ref == EMBEDDED:
         from caddie_critics.serve import embedded_server
 
-        server = embedded_server(threads=choices.threads)
-        url, pack = server.url, choices.pack or "search"
+        url, pack = embedded_server().url, choices.pack or "search"
     elif ref.startswith(("http://", "https://")):
         url = ref
     elif Path(ref).exists():
         from caddie_critics.serve import serve
 
         served = stack.enter_context(serve(ref, pack=choices.pack, allow_mismatch=choices.allow_mismatch))
-        url = served.url
+        url, pack = served.url, served.pack
     else:
         raise ConfigError(
             f"--critic {ref}: neither off, self, embedded, a URL that starts with http://, nor a checkpoint on disk"
         )
-    critic = EndpointCritic(url, pack=pack, seed=choices.seed, allow_mismatch=choices.allow_mismatch)
+    temperature = 1.0 if choices.temperature is None else choices.temperature
+    critic = EndpointCritic(
+        url, pack=pack, seed=choices.seed, temperature=temperature, allow_mismatch=choices.allow_mismatch
+    )
     critic.check()
     return critic

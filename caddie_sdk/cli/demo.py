@@ -18,11 +18,11 @@ HONESTY = (
 )
 
 
-def run_demo(*, protocol: str, threads: int | None, json_out: Path | None) -> None:
+def run_demo(*, protocol: str, json_out: Path | None) -> None:
     """Run the demo's questions with the embedded model and print what happens."""
     console = Console(highlight=False)
     console.print(HONESTY, style="italic")
     with as_file(files("caddie_evals") / "data" / "demo_questions.jsonl") as path:
         questions = load_musique(path).questions
-    choices = Choices(critic="self", protocol=protocol, threads=threads, max_steps=4, min_searches=1)
+    choices = Choices(critic="self", protocol=protocol, max_steps=4, min_searches=1)
     ask_questions(questions, choices, json_out=json_out)

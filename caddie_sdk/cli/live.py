@@ -58,19 +58,21 @@ class Live:
         """The table at the end, when there was more than one question."""
         if len(records) < 2:
             return
-        table = Table(title="Questions", show_lines=False)
-        for column in ("id", "answer", "EM", "F1", "steps by", "consultations", "well formed", "seconds"):
-            table.add_column(column, overflow="fold")
+        table = Table(title=f"{len(records)} questions")
+        table.add_column("question", max_width=14, overflow="ellipsis", no_wrap=True)
+        table.add_column("answer", max_width=24, overflow="ellipsis", no_wrap=True)
+        for column in ("EM", "F1", "ended by", "advice", "cached", "s"):
+            table.add_column(column, justify="right", min_width=len(column) if column != "ended by" else 9, no_wrap=True)
         for record in records:
-            consultations = record["consultations"]
+            consultations, share = record["consultations"], cached_share(record["usage"].get("critic", {}))
             table.add_row(
                 Text(record["id"]),
                 Text(record["answer"] or record["error"] or "-"),
                 "-" if record["em"] is None else str(int(record["em"])),
                 "-" if record["f1"] is None else f"{record['f1']:.2f}",
                 record["reason"],
-                str(len(consultations)),
-                str(sum(item["status"] == "ok" for item in consultations)),
+                f"{sum(item['status'] == 'ok' for item in consultations)} of {len(consultations)}",
+                "-" if share is None else f"{share:.0%}",
                 f"{record['seconds']:.1f}",
             )
         self.console.print(table)

@@ -22,12 +22,18 @@ def check_controls(controls: tuple[str, ...], critics: Mapping[str, Critic]) -> 
             raise ConfigError(f"the control tool {control!r} has no critic behind it; pass one, or leave the tool out")
 
 
+def _checked(critique: Critique) -> Critique:
+    if not isinstance(critique, Critique):
+        raise TypeError(f"the critic returned {type(critique).__name__}, not a Critique")
+    return critique
+
+
 async def aconsult(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
     """Ask the critic behind `state.control`. Always returns; only cancellation gets through."""
     started = time.monotonic()
     try:
         async with asyncio.timeout(state.timeout):
-            critique = await critics[state.control].acritique(state)
+            critique = _checked(await critics[state.control].acritique(state))
     except TimeoutError:
         critique = Critique(status="timeout", detail=f"no critique within {state.timeout:g} s")
     except Exception as error:  # noqa: BLE001 - a critic's own bug must not stop the agent (rule 6)
@@ -39,7 +45,7 @@ def consult(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
     """Blocking twin of `aconsult`. The deadline is kept by the critic's own blocking call."""
     started = time.monotonic()
     try:
-        critique = critics[state.control].critique(state)
+        critique = _checked(critics[state.control].critique(state))
     except Exception as error:  # noqa: BLE001 - as above
         critique = Critique(status="failed", detail=f"{type(error).__name__}: {error}")
     return replace(critique, seconds=round(time.monotonic() - started, 4))

@@ -7,19 +7,20 @@ can store it, and a thread goes on in another process from whatever node it had 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.config import get_stream_writer
-from langgraph.errors import GraphBubbleUp
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.managed import RemainingSteps
+from typing_extensions import TypedDict  # pydantic makes JSON schemas of no other kind before Python 3.12
 
 from caddie_sdk import _blocking
 from caddie_sdk.actions import Call
@@ -30,7 +31,8 @@ from caddie_sdk.critic import Critic
 from caddie_sdk.endpoint import ChatEndpoint
 from caddie_sdk.errors import ConfigError, ContextOverflow, MessageError
 from caddie_sdk.intervention import Intervention, Never, parse_protocol
-from caddie_sdk.messages import Message, profile_for
+from caddie_sdk.messages import Message, canonical, profile_for, wire
+from caddie_sdk.messages import profile as profile_named
 from caddie_sdk.model import ChatModel
 from caddie_sdk.session import Session
 from caddie_sdk.shells.consult import aconsult, check_controls
@@ -78,7 +80,7 @@ class AgentState(TypedDict, total=False):
 class AgentOutput(TypedDict, total=False):
     """What `invoke` returns."""
 
-    messages: list[Message]
+    messages: list[dict[str, Any]]
     answer: str | None
     reason: str
     consultations: list[dict[str, Any]]
@@ -94,6 +96,7 @@ def create_caddie_agent(
     critic: Critic | None = None,
     feedback: Critic | None = None,
     system: str = "",
+    examples: Sequence[Message] = (),
     protocol: Intervention | str = "self-call",
     action_format: str = "tool-calls",
     budget: Budget | None = None,
@@ -115,6 +118,7 @@ def create_caddie_agent(
         critic: answers `call_critic`: an outside critic, usually a trained one.
         feedback: answers `request_feedback`: usually the agent's own model in the critic role.
         system: the agent's system prompt.
+        examples: user and assistant turns of a worked example, for very small models.
         protocol: when to consult; an `Intervention` or its text form (`self-call`, `windowed:1-10`, ...).
         action_format: `tool-calls`, or a text format (`caddie`, `cafe`) for models without function calling.
         budget: limits; by default the paper's, and 40 steps.
@@ -131,12 +135,14 @@ def create_caddie_agent(
     Raises:
         ConfigError: a setting is wrong; the message says which.
     """
+    _check_types(tools, critic, feedback, system, protocol, budget)
     critics = {name: c for name, c in ((CALL_CRITIC, critic), (REQUEST_FEEDBACK, feedback)) if c is not None}
     rule = parse_protocol(protocol) if isinstance(protocol, str) else protocol
     ready = to_tools(tools)
     config = SessionConfig(
         tools=tuple(tool.schema() for tool in ready),
         system=system,
+        examples=tuple(canonical(example) for example in examples),
         format=action_format,
         protocol=rule if critics else Never(),
         budget=budget or Budget(max_steps=DEFAULT_MAX_STEPS),
@@ -151,15 +157,43 @@ def create_caddie_agent(
         model=_chat_model(model, base_url, api_key),
         tools={tool.name: tool for tool in ready},
         critics=critics,
-        durable=checkpointer is not None,
     )
-    graph = nodes.graph().compile(
-        checkpointer=checkpointer,
-        interrupt_before=list(interrupt_before) if interrupt_before else None,
-        interrupt_after=list(interrupt_after) if interrupt_after else None,
-        name=name,
-    )
+    builder = nodes.graph()
+    try:
+        graph = builder.compile(
+            checkpointer=checkpointer,
+            interrupt_before=_pauses("interrupt_before", interrupt_before, builder.nodes),
+            interrupt_after=_pauses("interrupt_after", interrupt_after, builder.nodes),
+            name=name,
+        )
+    except TypeError as error:
+        raise ConfigError(f"checkpointer: {error}") from error
     return graph.with_config(recursion_limit=_RECURSION_LIMIT)
+
+
+def _check_types(tools: Any, critic: Any, feedback: Any, system: Any, protocol: Any, budget: Any) -> None:
+    """What a type checker would say, for those who run none: ConfigError names the setting."""
+    if not isinstance(tools, list | tuple):
+        raise ConfigError(f"tools must be a list of tools, not {tools!r}")
+    for name, given in (("critic", critic), ("feedback", feedback)):
+        if given is not None and (isinstance(given, type) or not isinstance(given, Critic)):
+            raise ConfigError(f"{name} must be a Critic, with critique() and acritique(), not {given!r}")
+    if not isinstance(system, str):
+        raise ConfigError(f"system must be a text, not {system!r}")
+    if not isinstance(protocol, str) and not all(
+        hasattr(protocol, part) for part in ("self_call", "spec", "before_step", "guards")
+    ):
+        raise ConfigError(f"protocol must be an Intervention or its text form, not {protocol!r}")
+    if not isinstance(budget, Budget | None):
+        raise ConfigError(f"budget must be a Budget, not {budget!r}")
+
+
+def _pauses(setting: str, names: Sequence[str] | None, nodes: Iterable[str]) -> list[str] | None:
+    chosen, known = [names] if isinstance(names, str) else list(names or ()), list(nodes)
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(f"{setting}: there is no node {name!r}; this agent has {', '.join(known)}")
+    return chosen or None
 
 
 def _chat_model(model: ChatModel | BaseChatModel | str, base_url: str | None, api_key: str | None) -> ChatModel:
@@ -169,8 +203,8 @@ def _chat_model(model: ChatModel | BaseChatModel | str, base_url: str | None, ap
         if not base_url:
             raise ConfigError(f"the model {model!r} is given by name, so base_url must say where it is served")
         return ChatEndpoint(base_url, model, api_key=api_key)
-    if not isinstance(model, ChatModel):
-        raise ConfigError(f"model must be a name, a LangChain chat model or a ChatModel, not {type(model).__name__}")
+    if isinstance(model, type) or not isinstance(model, ChatModel):
+        raise ConfigError(f"model must be a name, a LangChain chat model or a ChatModel, not {model!r}")
     return model
 
 
@@ -203,7 +237,6 @@ class _Nodes:
     model: ChatModel
     tools: Mapping[str, Tool]
     critics: Mapping[str, Critic]
-    durable: bool
 
     def graph(self) -> StateGraph[Any, Any, Any, Any]:
         builder: StateGraph[Any, Any, Any, Any] = StateGraph(
@@ -214,14 +247,14 @@ class _Nodes:
         critic = ["critic"] if self.critics else []
         tools = ["tools"] if self.tools else []
         builder.add_edge(START, "intake")
-        builder.add_conditional_edges("intake", _route, ["agent", *critic])
+        builder.add_conditional_edges("intake", _route, ["agent", *critic, END])
         builder.add_conditional_edges("agent", _route, ["agent", *tools, *critic, END])
         if tools:
             builder.add_node("tools", _Node("tools", self.atools, self.run_tools))
-            builder.add_conditional_edges("tools", _route, ["agent", *critic])
+            builder.add_conditional_edges("tools", _route, ["agent", *critic, END])
         if critic:
             builder.add_node("critic", _Node("critic", self.consult))
-            builder.add_conditional_edges("critic", _route, ["agent", *tools, "critic"])
+            builder.add_conditional_edges("critic", _route, ["agent", *tools, "critic", END])
         return builder
 
     async def intake(self, state: AgentState) -> dict[str, Any]:
@@ -236,28 +269,30 @@ class _Nodes:
         if session.phase in ("tools", "critic", "rejected"):
             # The user spoke again before an interrupted turn was over: close that turn, keep the history valid.
             session.stop("interrupted")
-        for message in said:
-            session.user_said(message)
-        return _update(session)
+        # Several messages are one turn: after the first, a protocol may want its critic before anything else is said.
+        session.user_said(said[0] if len(said) == 1 else wire(said, profile_named("compatible"))[0])
+        # Until this turn has its own answer, nobody may take the earlier turn's for it.
+        return {"answer": None, "reason": "", **_update(session, state)}
 
     async def agent(self, state: AgentState) -> dict[str, Any]:
         """Ask the agent's model."""
         session = Session.load(state["session"], self.config)
         command = session.proceed() if isinstance(session.command, Reject) else session.command
-        left = state.get("remaining_steps", _RECURSION_LIMIT)
-        if left <= 3 and session.phase == "model":
+        # The longest way back here: each critic, the tools, a consultation that the protocol wants, and this node.
+        way = len(self.critics) + 1 + bool(self.critics) + 1
+        if _left(state) <= way and session.phase == "model":
             # LangGraph's own limit is near: an answer now is worth more than an exception later.
             command = session.close()
         if not isinstance(command, CallModel):
-            return _update(session)
+            return _update(session, state)
         try:
             reply = await self.model.acomplete(command)
         except ContextOverflow:
             session.stop("context_overflow")
         else:
             session.model_replied(reply.message, reply.usage)
-            _write({"event": "reply", "message": dict(reply.message)})
-        return _update(session)
+            _write({"event": "reply", "message": canonical(reply.message)})
+        return _update(session, state)
 
     async def atools(self, state: AgentState) -> dict[str, Any]:
         """Run the calls of a turn side by side."""
@@ -266,28 +301,22 @@ class _Nodes:
         async def run(call: Call) -> dict[str, Any]:
             return asdict(await run_call(self.tools, call, passing=(GraphBubbleUp,)))
 
-        repeatable = self._as_task(run, command)
-        return self._tools_ran(session, await asyncio.gather(*(repeatable(call) for call in command.calls)))
+        repeatable = _as_task(run, command)
+        outcomes = await asyncio.gather(*(repeatable(call) for call in command.calls), return_exceptions=True)
+        return self._tools_ran(session, outcomes, state)
 
     def run_tools(self, state: AgentState) -> dict[str, Any]:
-        """Blocking twin, one call after the other: LangGraph wants tasks of the kind its own call was."""
+        """Blocking twin: LangGraph wants tasks of the kind its own call was."""
         session, command = self._tool_turn(state)
 
         def run(call: Call) -> dict[str, Any]:
             return asdict(_blocking.run(run_call(self.tools, call, passing=(GraphBubbleUp,))))
 
-        repeatable = self._as_task(run, command)
+        repeatable = _as_task(run, command)
         if repeatable is run:
-            return self._tools_ran(session, [run(call) for call in command.calls])
+            return self._tools_ran(session, [run(call) for call in command.calls], state)
         futures = [repeatable(call) for call in command.calls]
-        return self._tools_ran(session, [future.result() for future in futures])
-
-    def _as_task(self, run: Callable[[Call], Any], command: RunTools) -> Callable[[Call], Any]:
-        """With siblings, a call whose neighbour interrupts must not run again on resume: LangGraph tasks see to it."""
-        if not self.durable or len(command.calls) < 2:
-            return run
-        decorate: Any = task  # its own typing does not see through a closure
-        return decorate(run, name="tool")  # type: ignore[no-any-return]
+        return self._tools_ran(session, [future.exception() or future.result() for future in futures], state)
 
     def _tool_turn(self, state: AgentState) -> tuple[Session, RunTools]:
         session = Session.load(state["session"], self.config)
@@ -296,10 +325,14 @@ class _Nodes:
         _write({"event": "tools", "calls": [{"name": c.name, "arguments": c.raw} for c in command.calls]})
         return session, command
 
-    def _tools_ran(self, session: Session, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        session.tools_returned(results)
-        _write({"event": "observations", "results": [dict(result) for result in results]})
-        return _update(session)
+    def _tools_ran(self, session: Session, outcomes: Sequence[Any], state: AgentState) -> dict[str, Any]:
+        if raised := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
+            asked = [question for error in raised if isinstance(error, GraphInterrupt) for question in error.args[0]]
+            # Siblings that interrupt are shown together, so that one `Command(resume={id: ...})` answers them all.
+            raise GraphInterrupt(asked) if len(asked) > 1 else raised[0]
+        session.tools_returned(outcomes)
+        _write({"event": "observations", "results": [dict(result) for result in outcomes]})
+        return _update(session, state)
 
     async def consult(self, state: AgentState) -> dict[str, Any]:
         """Ask the critic."""
@@ -308,10 +341,28 @@ class _Nodes:
         assert isinstance(command, Consult)
         session.critic_replied(await aconsult(self.critics, command.state))
         _write({"event": "consultation", **session.consultations[-1]})
-        return _update(session)
+        return _update(session, state)
 
 
-def _update(session: Session) -> dict[str, Any]:
+def _as_task(run: Callable[[Call], Any], command: RunTools) -> Callable[[Call], Any]:
+    """With siblings, a call whose neighbour interrupts must not run again on resume: LangGraph tasks see to it.
+
+    Not only where this graph has a checkpointer: that of a graph around it does as well.
+    """
+    if len(command.calls) < 2:
+        return run
+    decorate: Any = task  # its own typing does not see through a closure
+    return decorate(run, name="tool")  # type: ignore[no-any-return]
+
+
+def _left(state: AgentState) -> int:
+    """Nodes that LangGraph's own limit still allows, this one among them."""
+    return state.get("remaining_steps", _RECURSION_LIMIT)
+
+
+def _update(session: Session, state: AgentState) -> dict[str, Any]:
+    if session.phase != "done" and _left(state) <= 1:
+        session.stop("max_steps")
     update: dict[str, Any] = {"session": session.dump()}
     if session.phase == "done":
         update |= {

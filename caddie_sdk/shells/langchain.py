@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages, convert_to_openai_messages
 from langchain_core.tools import BaseTool
@@ -14,7 +15,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from caddie_sdk import _blocking
 from caddie_sdk.commands import CallModel
 from caddie_sdk.endpoint import translate
-from caddie_sdk.errors import ConfigError
+from caddie_sdk.errors import ConfigError, ContextOverflow, MessageError
 from caddie_sdk.messages import Message, canonical, dump_json
 from caddie_sdk.model import Reply
 from caddie_sdk.tools import Tool
@@ -54,17 +55,28 @@ def to_tool(tool: Tool | BaseTool | Callable[..., Any]) -> Tool:
 
 
 def to_canonical(messages: Any) -> list[Message]:
-    """Canonical messages from what LangChain users pass: a text, dicts, tuples or message objects, one or many."""
-    if isinstance(messages, str | dict | BaseMessage):
+    """Canonical messages from what LangChain users pass: a text, dicts, tuples or message objects, one or many.
+
+    Raises:
+        MessageError: it is none of these.
+    """
+    pair = isinstance(messages, tuple) and len(messages) == 2 and all(isinstance(item, str) for item in messages)
+    if pair or not isinstance(messages, list | tuple):
         messages = [messages]
-    plain: list[Message] = []
-    for message in messages:
-        if isinstance(message, dict) and "role" in message:
-            plain.append(canonical(message))
-        else:
-            converted = convert_to_openai_messages(convert_to_messages([message]))
-            plain += [canonical(item) for item in converted]
-    return plain
+    return [item for message in messages for item in _canonical_one(message)]
+
+
+def _canonical_one(message: Any) -> list[Message]:
+    if isinstance(message, dict) and "role" in message:
+        return [canonical(message)]
+    try:
+        converted = convert_to_openai_messages(convert_to_messages([message]))
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise MessageError(
+            "a message must be a text, a dict with 'role' and 'content', a (role, text) pair or a LangChain message, "
+            f"not this {type(message).__name__}"
+        ) from error
+    return [canonical(item) for item in converted]
 
 
 class LangChainModel:
@@ -86,8 +98,10 @@ class LangChainModel:
         try:
             answer = await runnable.ainvoke(convert_to_messages(call.messages))
         except Exception as error:
+            url = str(getattr(self.model, "openai_api_base", None) or "the model's server")
+            if isinstance(error, ContextOverflowError):
+                raise ContextOverflow(f"{url}: the prompt does not fit the model's context", url=url) from error
             if type(error).__module__.split(".")[0] == "openai":
-                url = str(getattr(self.model, "openai_api_base", None) or "the model's server")
                 raise translate(error, url, getattr(self.model, "model_name", None)) from error
             raise
         return _read(answer)
@@ -97,7 +111,9 @@ def _read(answer: AIMessage) -> Reply:
     calls: list[tuple[Any, Any, str]] = [(c["id"], c["name"], dump_json(c["args"])) for c in answer.tool_calls]
     # Calls whose JSON is broken are kept: the session turns them into errors the model can read.
     calls += [(c.get("id"), c.get("name"), c.get("args") or "") for c in answer.invalid_tool_calls]
-    raw: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    # Some models answer in blocks; their reasoning and tool calls are not part of what they say.
+    said = answer.content if isinstance(answer.content, str) else str(answer.text)
+    raw: dict[str, Any] = {"role": "assistant", "content": said}
     if calls:
         raw["tool_calls"] = [{"id": i, "function": {"name": name, "arguments": args}} for i, name, args in calls]
     reasoning = answer.additional_kwargs.get("reasoning_content")

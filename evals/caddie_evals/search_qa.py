@@ -11,6 +11,7 @@ from typing import Any
 
 from caddie_evals.metrics import exact_match, token_f1
 from caddie_evals.questions import Question
+from caddie_sdk.messages import Message, Role
 from caddie_sdk.tools import Tool
 from caddie_tools import PassageSearch, SearchTool
 
@@ -20,6 +21,23 @@ SYSTEM = (
     "before the next search. Answer only with what the passages support, in a few words: a name, a date, a number."
 )
 """The agent's system prompt; text formats add the allowed forms."""
+
+
+def _turn(role: Role, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+EXAMPLES: tuple[Message, ...] = (
+    _turn("user", "In which year did the bridge of the town where Bela Orr lived open?"),
+    _turn("assistant", "<reason>First I need the town where Bela Orr lived.</reason>\n<search>Bela Orr town</search>"),
+    _turn("user", "Observation:\n[1] Bela Orr: Bela Orr was a painter who lived in Fenwick."),
+    _turn(
+        "assistant", "<reason>The town is Fenwick. Next I need its bridge.</reason>\n<search>Fenwick bridge</search>"
+    ),
+    _turn("user", "Observation:\n[1] Fenwick: The bridge of Fenwick opened in 1872."),
+    _turn("assistant", "<reason>The bridge of Fenwick opened in 1872.</reason>\n<answer>1872</answer>"),
+)
+"""A worked example in the `caddie` format, for a very small model; larger ones do not need it."""
 
 TOP_K = 3
 MAX_PASSAGE_CHARS = 600

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from types import TracebackType
 
+_MODELS = {"object": "list", "data": [{"id": "loopback"}]}
 _USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
 
 
@@ -44,10 +45,11 @@ async def _serve(steps: int, latency: float) -> None:
                 request = json.loads(await reader.readexactly(length) or b"{}")
                 if latency:
                     await asyncio.sleep(latency)
-                answer = completion(request, steps) if length else {"object": "list", "data": [{"id": "loopback"}]}
+                answer = completion(request, steps) if length else _MODELS
                 body = json.dumps(answer).encode()
                 writer.write(
-                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+                    + body
                 )
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -72,7 +74,9 @@ class Loopback:
         assert self._process.stdout is not None
         return f"http://127.0.0.1:{self._process.stdout.readline().strip()}/v1"
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._process.terminate()
         self._process.wait(timeout=10)
 

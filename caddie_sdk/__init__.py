@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from caddie_sdk.intervention import Guarded as Guarded
     from caddie_sdk.intervention import Never as Never
     from caddie_sdk.intervention import Probabilistic as Probabilistic
+    from caddie_sdk.intervention import Scheduled as Scheduled
     from caddie_sdk.intervention import SelfCall as SelfCall
     from caddie_sdk.intervention import Windowed as Windowed
     from caddie_sdk.intervention import parse_protocol as parse_protocol
@@ -67,6 +68,7 @@ _HOMES = {
     "Guarded": "intervention",
     "Never": "intervention",
     "Probabilistic": "intervention",
+    "Scheduled": "intervention",
     "SelfCall": "intervention",
     "Windowed": "intervention",
     "parse_protocol": "intervention",

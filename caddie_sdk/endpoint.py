@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -88,7 +89,7 @@ class ChatEndpoint:
             raise ConfigError(f"grammar must be 'llama.cpp', 'vllm', 'auto' or None, not {grammar!r}")
         self.grammar = grammar
         self._api_key = _checked_key(api_key)
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = weakref.WeakKeyDictionary()
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Held] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"ChatEndpoint({self.base_url!r}, {self.model!r})"
@@ -162,9 +163,9 @@ class ChatEndpoint:
 
     async def aclose(self) -> None:
         """Close the client of the running event loop."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.close()
+        held = self._clients.pop(asyncio.get_running_loop(), None)
+        if held is not None:
+            await held[1].aclose()
 
     # ---------------------------------------------------------------- inside
 
@@ -175,18 +176,26 @@ class ChatEndpoint:
             return {"structured_outputs": {"grammar": grammar}}
         return {}
 
-    def _client(self) -> AsyncOpenAI:
+    async def _client(self) -> AsyncOpenAI:
         loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
-            from openai import AsyncOpenAI
+        if (held := self._clients.get(loop)) is not None:
+            return held[0]
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-            # An open connection refers to its loop, so the clients of finished loops would never go by themselves.
-            for finished in [known for known in list(self._clients) if known.is_closed()]:
-                self._clients.pop(finished, None)
-            # No timeout of its own: `_within` keeps the one deadline, which a caller may set longer than ours.
-            client = AsyncOpenAI(base_url=self.base_url, api_key=self._api_key, max_retries=0, timeout=None)
-            self._clients[loop] = client
+        # An open connection refers to its loop, so the clients of finished loops would never go by themselves.
+        for finished in [known for known in list(self._clients) if known.is_closed()]:
+            self._clients.pop(finished, None)
+        # No timeout of its own: `_within` keeps the one deadline, which a caller may set longer than ours.
+        client = AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=self._api_key,
+            max_retries=0,
+            timeout=None,
+            http_client=DefaultAsyncHttpxClient(timeout=None),  # the client's own default closes itself on any loop
+        )
+        closing = _closing(client)
+        self._clients[loop] = client, closing
+        await anext(closing)
         return client
 
     async def _chat(self, request: dict[str, Any], seconds: float) -> Reply:
@@ -199,7 +208,8 @@ class ChatEndpoint:
         async def once() -> Reply:
             # `create()` walks all messages and tools through its type tables on every call, which costs four times
             # what the rest of the request does; the session's wire copy needs no such care.
-            answer = await self._client().post("/chat/completions", cast_to=dict[str, Any], body=body)
+            client = await self._client()
+            answer = await client.post("/chat/completions", cast_to=dict[str, Any], body=body)
             return self._read(answer)
 
         return await self._retrying(once, seconds)
@@ -215,7 +225,8 @@ class ChatEndpoint:
         return Reply(message, usage, str(answer.get("model") or ""), truncated)
 
     async def _models(self) -> list[dict[str, Any]]:
-        answer: Any = await self._client().get("/models", cast_to=dict[str, Any])
+        client = await self._client()
+        answer: Any = await client.get("/models", cast_to=dict[str, Any])
         entries = (answer.get("data") or []) if isinstance(answer, dict) else None
         if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in entries):
             raise self._strange("list of models")
@@ -257,6 +268,18 @@ class ChatEndpoint:
         return await retrying(attempt)
 
 
+_Held = tuple["AsyncOpenAI", AsyncGenerator[None, None]]
+"""A client, and what closes it."""
+
+
+async def _closing(client: AsyncOpenAI) -> AsyncGenerator[None, None]:
+    """Closes the client with its loop: `asyncio.run` ends the generators that are still open."""
+    try:
+        yield
+    finally:
+        await client.close()
+
+
 def _checked_key(api_key: str | None) -> str:
     key = (api_key or "").strip() or _NO_KEY
     if not key.isascii() or not key.isprintable():
@@ -289,7 +312,7 @@ _OVERFLOW_MARKS = (
 )  # fmt: skip
 
 
-def translate(error: Exception, url: str, model: str | None = None, secret: str = _NO_KEY) -> EndpointError:
+def translate(error: Exception, url: str, model: str | None = None, secret: str = "") -> EndpointError:
     """An openai client error as one of ours, with the URL and what to check, and without the key `secret`."""
     import openai
 
@@ -299,13 +322,16 @@ def translate(error: Exception, url: str, model: str | None = None, secret: str 
         return EndpointUnavailable(f"cannot reach {url}; check that the server runs and that the URL is right", url=url)
     if not isinstance(error, openai.APIStatusError):
         return EndpointUnavailable(f"{url} sent an answer that cannot be read ({type(error).__name__})", url=url)
-    status, said = error.status_code, " ".join(str(error.message).split())
-    detail = (said if secret == _NO_KEY else said.replace(secret, "***"))[:300]
+    # The client reads the message of OpenAI's own error object only; other servers have other forms.
+    plain, body = str(error.message), error.response.text
+    told = body if plain == f"Error code: {error.status_code}" and body.strip() else plain
+    status, said = error.status_code, " ".join(told.split())
+    detail = (said if secret in ("", _NO_KEY) else said.replace(secret, "***"))[:300]
     if status == 429 or status >= 500:
         return EndpointUnavailable(
             f"{url} answered {status}; it is overloaded or failing: {detail}", url=url, retry_after=_retry_after(error)
         )
-    if status in (400, 413, 422) and any(mark in said.lower() for mark in _OVERFLOW_MARKS):
+    if status in (400, 413, 422) and any(mark in body.lower() for mark in _OVERFLOW_MARKS):
         return ContextOverflow(f"{url}: the prompt does not fit the model's context: {detail}", url=url)
     if status in (401, 403):
         return EndpointRefused(f"{url} refused the API key ({status}); check the key", url=url)
@@ -317,9 +343,10 @@ def translate(error: Exception, url: str, model: str | None = None, secret: str 
 def _retry_after(error: Any) -> float | None:
     value = error.response.headers.get("retry-after")
     try:
-        return max(float(value), 0.0) if value is not None else None
+        seconds = float(value) if value is not None else None
     except ValueError:
         return _seconds_until(value)
+    return max(seconds, 0.0) if seconds is not None and math.isfinite(seconds) else None
 
 
 def _seconds_until(date: str) -> float | None:

@@ -115,6 +115,31 @@ class Windowed:
 
 
 @dataclass(frozen=True, slots=True)
+class Scheduled:
+    """Consult before each of several fixed steps. One fixed step is `Windowed(k, k)`."""
+
+    steps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.steps or any(step < 0 for step in self.steps):
+            raise ConfigError(f"scheduled protocol: need one or more steps from 0 on, got {self.steps}")
+
+    @property
+    def self_call(self) -> bool:
+        return False
+
+    @property
+    def spec(self) -> str:
+        return f"fixed:{','.join(str(step) for step in self.steps)}"
+
+    def before_step(self, moment: Moment) -> bool:
+        return moment.step in self.steps
+
+    def guards(self, tool: str) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class Probabilistic:
     """Consult before each step with probability alpha, independently."""
 
@@ -167,7 +192,7 @@ class Guarded:
         return tool in self.irreversible
 
 
-_FORMS = "off, self-call, fixed:K, windowed:MIN-MAX, probabilistic:ALPHA, guarded:TOOL,TOOL;repeats=N;self_call=yes|no"
+_FORMS = "off, self-call, fixed:K[,K], windowed:MIN-MAX, probabilistic:ALPHA, guarded:TOOL,TOOL;repeats=N;self_call=yes|no"
 
 
 def parse_protocol(text: str) -> Intervention:
@@ -184,7 +209,8 @@ def parse_protocol(text: str) -> Intervention:
             case "self-call":
                 return SelfCall()
             case "fixed":
-                return Windowed(int(rest), int(rest))
+                steps = tuple(int(step) for step in rest.split(","))
+                return Windowed(steps[0], steps[0]) if len(steps) == 1 else Scheduled(steps)
             case "windowed":
                 low, high = rest.split("-")
                 return Windowed(int(low), int(high))

@@ -116,10 +116,18 @@ def _turn(head: Node, rest: list[Node], consultations: Sequence[Mapping[str, Any
         # A protocol may have forced a consultation after this step: its advice follows the whole step.
         step = [Event("step", head.step, thought, actions, observations)] if actions or observations else []
         return [*step, *_advice(rest, consultations)]
-    told = [Event("proposal", head.step, thought, actions), *_advice(rest, consultations)]
+    # The step this turn made may itself have called for a consultation, whose critic has seen the outcome.
+    later = [node for node in rest if node.kind == "advice" and _asked_at(node, consultations) > head.step]
+    within = [node for node in rest if node not in later]
+    told = [Event("proposal", head.step, thought, actions), *_advice(within, consultations)]
     if observations:
         told.append(Event("outcome", head.step, "", (), observations))
-    return told
+    return [*told, *_advice(later, consultations)]
+
+
+def _asked_at(advice: Node, consultations: Sequence[Mapping[str, Any]]) -> int:
+    """The agent's step at the time of a consultation; its advice is stored when that step is over."""
+    return int(consultations[advice.meta["consultation"]]["step"])
 
 
 def _actions(head: Node) -> tuple[Action, ...]:

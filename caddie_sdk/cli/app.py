@@ -23,14 +23,21 @@ Model = Annotated[
 ]
 BaseUrl = Annotated[str | None, typer.Option(help="OpenAI-compatible server of the agent's model.")]
 ApiKeyEnv = Annotated[str, typer.Option(help="Environment variable that holds the API key.")]
+CriticKeyEnv = Annotated[
+    str | None, typer.Option(help="Environment variable that holds the API key of the critic's server.")
+]
 CriticRef = Annotated[
     str, typer.Option("--critic", help="off, self, embedded, the URL of a served critic, or a checkpoint to serve.")
 ]
 Pack = Annotated[
-    str | None, typer.Option(help="Critic pack; by default the one the served checkpoint names, else `search`.")
+    str | None, typer.Option(help="Critic pack; by default the one the critic was trained with, else `search`.")
 ]
 Protocol = Annotated[
-    str, typer.Option(help="self-call, fixed:K, windowed:MIN-MAX, probabilistic:ALPHA, guarded:TOOLS;repeats=N")
+    str,
+    typer.Option(
+        help="When to consult: off, self-call, fixed:K[,K], windowed:MIN-MAX, probabilistic:ALPHA, "
+        "guarded:TOOL,TOOL;repeats=N"
+    ),
 ]
 Format = Annotated[
     str | None,
@@ -60,6 +67,7 @@ def ask(
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = "OPENAI_API_KEY",
     critic: CriticRef = "self",
+    critic_key_env: CriticKeyEnv = None,
     pack: Pack = None,
     protocol: Protocol = "self-call",
     format: Format = None,
@@ -81,9 +89,9 @@ def ask(
     from caddie_sdk.cli.ask import ask_questions, load_questions
 
     choices = Choices(
-        model=model, base_url=base_url, api_key_env=api_key_env, critic=critic, pack=pack, protocol=protocol,
-        format=format, max_steps=max_steps, min_searches=min_searches, max_uses=max_uses, timeout=timeout,
-        temperature=temperature, seed=seed, allow_mismatch=allow_mismatch,
+        model=model, base_url=base_url, api_key_env=api_key_env, critic=critic, critic_key_env=critic_key_env,
+        pack=pack, protocol=protocol, format=format, max_steps=max_steps, min_searches=min_searches,
+        max_uses=max_uses, timeout=timeout, temperature=temperature, seed=seed, allow_mismatch=allow_mismatch,
     )  # fmt: skip
     questions = load_questions(question, passages=passages, musique=musique, id=id, limit=limit)
     ask_questions(questions, choices, json_out=json_out, resume=resume)
@@ -111,9 +119,14 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
     engine: Annotated[str, typer.Option(help="auto, llama.cpp, transformers or vllm.")] = "auto",
-    context: Annotated[int, typer.Option(min=256, help="Context per request, in tokens.")] = 8192,
-    slots: Annotated[int, typer.Option(min=1, help="Requests worked on at once (llama.cpp).")] = 2,
-    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads (llama.cpp).")] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=256, help="Context per request, in tokens; by default the model's own, llama.cpp 8192."),
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Requests worked on at once (llama.cpp, by default 2; vllm).")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads (llama.cpp, transformers).")] = None,
     allow_mismatch: AllowMismatch = False,
 ) -> None:
     """Serve a critic checkpoint with an OpenAI-compatible API and print its URL."""

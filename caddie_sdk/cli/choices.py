@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caddie_sdk.actions import action_format
 from caddie_sdk.budget import Budget
 from caddie_sdk.endpoint import ChatEndpoint
 from caddie_sdk.errors import ConfigError
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from caddie_sdk.tools import Tool
 
 EMBEDDED = "embedded"
+DEFAULT_PACK = "search"
+DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 REPLY_TOKENS = 256
 EMBEDDED_TEMPERATURE = 0.0
 
@@ -31,8 +35,9 @@ class Choices:
 
     model: str = EMBEDDED
     base_url: str | None = None
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: str = DEFAULT_KEY_ENV
     critic: str = "self"
+    critic_key_env: str | None = None
     pack: str | None = None
     protocol: str = "self-call"
     format: str | None = None
@@ -54,6 +59,33 @@ class Choices:
         """The action format asked for, or the one that suits the model."""
         return self.format or ("caddie" if self.embedded else "tool-calls")
 
+    @property
+    def budget(self) -> Budget:
+        """The limits asked for.
+
+        Raises:
+            ConfigError: one is impossible.
+        """
+        return Budget(
+            max_uses=self.max_uses,
+            max_tokens=REPLY_TOKENS,
+            timeout=self.timeout,
+            max_steps=self.max_steps,
+            min_steps=min(self.min_searches, self.max_steps),
+        )
+
+    def check(self) -> None:
+        """Make sure of what can be told without starting anything: a typo should not cost the start of a server.
+
+        Raises:
+            ConfigError: with one line on what to mend.
+        """
+        parse_protocol(self.protocol)
+        action_format(self.action_format)
+        _ = self.budget
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"--temperature must be 0 or more, not {self.temperature:g}")
+
 
 @dataclass
 class Cast:
@@ -70,13 +102,6 @@ class Cast:
         from caddie_sdk.shells.graph import create_caddie_agent
 
         wanted = self.choices
-        budget = Budget(
-            max_uses=wanted.max_uses,
-            max_tokens=REPLY_TOKENS,
-            timeout=wanted.timeout,
-            max_steps=wanted.max_steps,
-            min_steps=min(wanted.min_searches, wanted.max_steps),
-        )
         return create_caddie_agent(
             self.model,
             tools,
@@ -86,7 +111,7 @@ class Cast:
             examples=EXAMPLES if wanted.embedded and wanted.action_format == "caddie" else (),
             protocol=wanted.protocol,
             action_format=wanted.action_format,
-            budget=budget,
+            budget=wanted.budget,
             seed=wanted.seed,
         )
 
@@ -97,13 +122,13 @@ def cast(choices: Choices, stack: ExitStack) -> Cast:
     Raises:
         ConfigError, EndpointError, PackError, ServeError: with one line on what to mend.
     """
-    parse_protocol(choices.protocol)  # a typo should not cost the start of a server
+    choices.check()
     model = _agent_model(choices)
     ready = Cast(choices, model)
     if choices.critic == "self":
         from caddie_critics import SelfCritic
 
-        ready.feedback = SelfCritic(model, pack=choices.pack or "search", temperature=None, top_p=None)
+        ready.feedback = SelfCritic(model, pack=choices.pack or DEFAULT_PACK, temperature=None, top_p=None)
     elif choices.critic not in ("off", "none"):
         ready.critic = _outside_critic(choices, stack)
     return ready
@@ -118,10 +143,17 @@ def _agent_model(choices: Choices) -> ChatEndpoint:
     if choices.temperature is not None:
         params["temperature"] = choices.temperature
     name = None if choices.model == EMBEDDED else choices.model
-    key = os.environ.get(choices.api_key_env)
+    key = _key("--api-key-env", choices.api_key_env)
     endpoint = ChatEndpoint(choices.base_url, name, api_key=key, params=params, grammar="auto")
     endpoint.check()
     return endpoint
+
+
+def _key(option: str, variable: str | None) -> str | None:
+    key = os.environ.get(variable) if variable else None
+    if variable and key is None and variable != DEFAULT_KEY_ENV:
+        raise ConfigError(f"{option} {variable}: there is no such environment variable")
+    return key
 
 
 def _embedded(choices: Choices) -> ChatEndpoint:
@@ -134,27 +166,36 @@ def _embedded(choices: Choices) -> ChatEndpoint:
 
 def _outside_critic(choices: Choices, stack: ExitStack) -> Critic:
     from caddie_critics import EndpointCritic
+    from caddie_critics.checkpoint import parse_served_id
 
+    url, pack = _critic_server(choices, stack)
+    settings: dict[str, Any] = {
+        "api_key": _key("--critic-key-env", choices.critic_key_env),
+        "seed": choices.seed,
+        "temperature": 1.0 if choices.temperature is None else choices.temperature,
+        "allow_mismatch": choices.allow_mismatch,
+    }
+    critic = EndpointCritic(url, pack=pack, **settings)
+    model = critic.check().model
+    if pack == "auto" and parse_served_id(model) is None:  # it was trained with no pack
+        critic = EndpointCritic(url, model=model, pack=DEFAULT_PACK, **settings)
+    return critic
+
+
+def _critic_server(choices: Choices, stack: ExitStack) -> tuple[str, PackSource]:
+    """Where the critic is served, and the pack to ask it with; `auto` leaves that to the server."""
     ref = choices.critic
-    pack: PackSource = choices.pack or "auto"
     if ref == EMBEDDED:
         from caddie_critics.serve import embedded_server
 
-        url, pack = embedded_server().url, choices.pack or "search"
-    elif ref.startswith(("http://", "https://")):
-        url = ref
-    elif Path(ref).exists():
+        return embedded_server().url, choices.pack or DEFAULT_PACK
+    if ref.startswith(("http://", "https://")):
+        return ref, choices.pack or "auto"
+    if ref and Path(ref).exists():
         from caddie_critics.serve import serve
 
         served = stack.enter_context(serve(ref, pack=choices.pack, allow_mismatch=choices.allow_mismatch))
-        url, pack = served.url, served.pack
-    else:
-        raise ConfigError(
-            f"--critic {ref}: neither off, self, embedded, a URL that starts with http://, nor a checkpoint on disk"
-        )
-    temperature = 1.0 if choices.temperature is None else choices.temperature
-    critic = EndpointCritic(
-        url, pack=pack, seed=choices.seed, temperature=temperature, allow_mismatch=choices.allow_mismatch
+        return served.url, served.pack
+    raise ConfigError(
+        f"--critic {ref}: neither off, self, embedded, a URL that starts with http://, nor a checkpoint on disk"
     )
-    critic.check()
-    return critic

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from caddie_evals.questions import Question
 from caddie_evals.search_qa import cached_share
+from caddie_sdk.cli.terminal import plain
 
 
 class Live:
     """Prints steps, searches, consultations, advice and answers as they happen.
 
-    Everything that models and passages say is printed as plain text: square brackets in it mean nothing.
+    Everything that models and passages say is printed as plain text: square brackets, emoji codes and control
+    characters in it mean nothing.
     """
 
     def __init__(self, console: Console, total: int) -> None:
@@ -58,16 +61,16 @@ class Live:
         """The table at the end, when there was more than one question."""
         if len(records) < 2:
             return
-        table = Table(title=f"{len(records)} questions")
+        table = Table(title=f"{len(records)} questions", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         table.add_column("question", max_width=14, overflow="ellipsis", no_wrap=True)
         table.add_column("answer", max_width=24, overflow="ellipsis", no_wrap=True)
-        for column in ("EM", "F1", "ended by", "advice", "cached", "s"):
-            table.add_column(column, justify="right", min_width=len(column) if column != "ended by" else 9, no_wrap=True)
+        for column, width in (("EM", 2), ("F1", 4), ("ended by", 9), ("advice", 6), ("cached", 6), ("s", 5)):
+            table.add_column(column, justify="right", min_width=width, no_wrap=True)
         for record in records:
             consultations, share = record["consultations"], cached_share(record["usage"].get("critic", {}))
             table.add_row(
-                Text(record["id"]),
-                Text(record["answer"] or record["error"] or "-"),
+                Text(plain(record["id"])),
+                Text(plain(record["answer"] or record["error"] or "-")),
                 "-" if record["em"] is None else str(int(record["em"])),
                 "-" if record["f1"] is None else f"{record['f1']:.2f}",
                 record["reason"],
@@ -78,11 +81,11 @@ class Live:
         self.console.print(table)
 
     def _line(self, head: str, text: str, style: str) -> None:
-        self.console.print(Text(f"{head} ", style="dim") + Text(text, style=style))
+        self.console.print(Text(f"{head} ", style="dim") + Text(plain(text), style=style))
 
 
 def _short(text: str, limit: int = 200) -> str:
-    flat = " ".join(text.split())
+    flat = plain(text)
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 

@@ -41,6 +41,9 @@ from caddie_sdk.shells.loop import run_call
 from caddie_sdk.tools import Tool
 
 DEFAULT_MAX_STEPS = 40
+_DURABLE = {"__pregel_durability": "sync"}
+"""LangGraph writes checkpoints behind the next node's back unless told otherwise; a process killed there would run the
+tools of the node before once more. This is where its own `durability=` argument ends up, and that argument wins."""
 _RECURSION_LIMIT = 10_000
 """LangGraph's own limit counts nodes, not steps; the session's `max_steps` is the limit that matters."""
 
@@ -168,7 +171,7 @@ def create_caddie_agent(
         )
     except TypeError as error:
         raise ConfigError(f"checkpointer: {error}") from error
-    return graph.with_config(recursion_limit=_RECURSION_LIMIT)
+    return graph.with_config(recursion_limit=_RECURSION_LIMIT, configurable=_DURABLE)
 
 
 def _check_types(tools: Any, critic: Any, feedback: Any, system: Any, protocol: Any, budget: Any) -> None:

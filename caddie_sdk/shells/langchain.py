@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages,
 from langchain_core.tools import BaseTool
 from langchain_core.tools import tool as make_tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import SecretStr
 
 from caddie_sdk import _blocking
 from caddie_sdk.commands import CallModel
@@ -101,8 +102,11 @@ class LangChainModel:
             url = str(getattr(self.model, "openai_api_base", None) or "the model's server")
             if isinstance(error, ContextOverflowError):
                 raise ContextOverflow(f"{url}: the prompt does not fit the model's context", url=url) from error
-            if type(error).__module__.split(".")[0] == "openai":
-                raise translate(error, url, getattr(self.model, "model_name", None)) from error
+            # langchain-openai raises its own subclasses of the client's errors.
+            if any(base.__module__.split(".")[0] == "openai" for base in type(error).__mro__):
+                key = getattr(self.model, "openai_api_key", None)
+                secret = key.get_secret_value() if isinstance(key, SecretStr) else ""
+                raise translate(error, url, getattr(self.model, "model_name", None), secret) from error
             raise
         return _read(answer)
 

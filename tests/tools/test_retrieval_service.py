@@ -22,8 +22,8 @@ from caddie_sdk.errors import (
     EndpointTimeout,
     EndpointUnavailable,
 )
-from caddie_tools import Hit, Passage, PassageSearch, RetrievalService
 from caddie_sdk.retry import parse_retry_after
+from caddie_tools import Hit, Passage, PassageSearch, RetrievalService
 
 ONE = {"result": [[{"document": {"id": "1", "contents": '"Kodak"\nA company.'}, "score": 2.5}]]}
 HIT = Hit(Passage("1", "Kodak", "A company."), 2.5)

@@ -32,9 +32,20 @@ class _Background:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self.thread = threading.Thread(target=self._loop.run_forever, name="caddie-io", daemon=True)
+                self.thread = threading.Thread(target=_serve, args=(self._loop,), name="caddie-io", daemon=True)
                 self.thread.start()
             return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (KeyboardInterrupt, SystemExit):
+            # A task that ends so (a tool that calls sys.exit) stops the loop it runs on. Whoever waits for the task is
+            # told; the loop serves the others as well.
+            continue
+        return
 
 
 _background = _Background()

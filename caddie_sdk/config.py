@@ -61,11 +61,15 @@ class SessionConfig:
     def __post_init__(self) -> None:
         form = action_format(self.format)
         profile(self.profile)
-        if any(example["role"] not in ("user", "assistant") or "tool_calls" in example for example in self.examples):
+        if any(
+            example.get("role") not in ("user", "assistant") or "tool_calls" in example for example in self.examples
+        ):
             raise ConfigError("examples: only user and assistant messages with text can be shown")
         names = [tool_name(tool) for tool in self.tools]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"tools: the name {duplicates[0]!r} is used twice; every tool needs its own name")
+        if len(set(self.controls)) != len(self.controls):
+            raise ConfigError(f"controls: {', '.join(self.controls)} names a control tool twice")
         for control in self.controls:
             if control not in CONTROLS:
                 raise ConfigError(f"unknown control tool {control!r}: choose from {', '.join(CONTROLS)}")

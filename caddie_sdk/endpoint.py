@@ -9,21 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
-
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception,
-    stop_after_attempt,
-    stop_before_delay,
-    wait_exponential,
-    wait_random,
-)
 
 from caddie_sdk import _blocking
 from caddie_sdk.commands import CallModel
@@ -38,6 +27,7 @@ from caddie_sdk.errors import (
 )
 from caddie_sdk.messages import canonical
 from caddie_sdk.model import Reply
+from caddie_sdk.retry import RetryPolicy, parse_retry_after
 from caddie_sdk.usage import Usage
 
 if TYPE_CHECKING:
@@ -45,11 +35,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MAX_RETRY_AFTER = 120.0
 _NO_KEY = "none"
 _GRAMMARS = {"llamacpp": "llama.cpp", "vllm": "vllm"}
 """How a server takes grammars, by what it says of itself in `/v1/models`."""
-_BACKOFF = wait_exponential(multiplier=0.2, max=8.0) + wait_random(0.0, 0.2)
+_BACKOFF, _MAX_WAIT = 0.2, 120.0
+"""Seconds before the second try, and the longest wait that a server may ask for."""
 
 
 class ChatEndpoint:
@@ -83,7 +73,7 @@ class ChatEndpoint:
         self.base_url = _with_v1(base_url)
         self.model = model
         self.timeout = timeout
-        self.attempts = max(1, attempts)
+        self._policy = RetryPolicy(tries=max(1, attempts), backoff=_BACKOFF, max_wait=_MAX_WAIT)
         self.params = dict(params or {})
         if grammar not in (None, "auto", *_GRAMMARS.values()):
             raise ConfigError(f"grammar must be 'llama.cpp', 'vllm', 'auto' or None, not {grammar!r}")
@@ -124,12 +114,8 @@ class ChatEndpoint:
             request["tools"] = tools
             if tool_choice != "auto":
                 request["tool_choice"] = tool_choice
-        if grammar and not tools:
-            extra = self._grammar_field(grammar)
-            if extra:
-                request["extra_body"] = {**request.get("extra_body", {}), **extra}
         seconds = timeout or self.timeout
-        return await self._within(seconds, self._chat(request, seconds))
+        return await self._within(seconds, self._chat(request, None if tools else grammar, seconds))
 
     async def models(self, *, timeout: float = 10.0) -> list[dict[str, Any]]:
         """The entries of `/v1/models`, first one first."""
@@ -147,8 +133,9 @@ class ChatEndpoint:
         """Async twin of `check`."""
         entries = await self.models(timeout=timeout)
         names = [str(entry.get("id")) for entry in entries]
-        if self.grammar == "auto":
-            self.grammar = _GRAMMARS.get(str(entries[0].get("owned_by"))) if entries else None
+        if self.grammar == "auto" and entries:
+            ours = next((entry for entry in entries if entry.get("id") == self.model), entries[0])
+            self.grammar = _GRAMMARS.get(str(ours.get("owned_by")))
         if self.model is None:
             if not names:
                 raise EndpointRefused(f"the server at {self.base_url} lists no model; load one", url=self.base_url)
@@ -198,11 +185,11 @@ class ChatEndpoint:
         await anext(closing)
         return client
 
-    async def _chat(self, request: dict[str, Any], seconds: float) -> Reply:
-        if self.model is None:
+    async def _chat(self, request: dict[str, Any], grammar: str | None, seconds: float) -> Reply:
+        if self.model is None or (grammar and self.grammar == "auto"):
             await self.acheck()
 
-        extra = request.pop("extra_body", {})
+        extra = {**request.pop("extra_body", {}), **(self._grammar_field(grammar) if grammar else {})}
         body = {"model": self.model, **request, **extra}
 
         async def once() -> Reply:
@@ -249,14 +236,6 @@ class ChatEndpoint:
             ) from None
 
     async def _retrying(self, once: Callable[[], Awaitable[T]], seconds: float) -> T:
-        retrying = AsyncRetrying(
-            # A wait past the deadline would only turn what the server said into a timeout.
-            stop=stop_after_attempt(self.attempts) | stop_before_delay(seconds),
-            wait=_wait,
-            retry=retry_if_exception(lambda error: isinstance(error, EndpointUnavailable)),
-            reraise=True,
-        )
-
         async def attempt() -> T:
             from openai import OpenAIError
 
@@ -265,7 +244,8 @@ class ChatEndpoint:
             except (OpenAIError, json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise translate(error, self.base_url, self.model, self._api_key) from error
 
-        return await retrying(attempt)
+        # A wait past the deadline would only turn what the server said into a timeout.
+        return await self._policy.arun(attempt, within=seconds)
 
 
 _Held = tuple["AsyncOpenAI", AsyncGenerator[None, None]]
@@ -299,13 +279,6 @@ def _with_v1(base_url: str) -> str:
     return url if url.rsplit("/", 1)[-1].startswith("v") and url.rsplit("/", 1)[-1][1:].isdigit() else f"{url}/v1"
 
 
-def _wait(state: RetryCallState) -> float:
-    """What the server asked for, or exponential backoff."""
-    error = state.outcome.exception() if state.outcome else None
-    asked = error.retry_after if isinstance(error, EndpointError) else None
-    return min(asked, _MAX_RETRY_AFTER) if asked is not None else float(_BACKOFF(state))
-
-
 _OVERFLOW_MARKS = (
     "context length", "context size", "context window", "maximum context", "context_length_exceeded",
     "exceed_context_size", "maximum model length",
@@ -329,7 +302,9 @@ def translate(error: Exception, url: str, model: str | None = None, secret: str 
     detail = (said if secret in ("", _NO_KEY) else said.replace(secret, "***"))[:300]
     if status == 429 or status >= 500:
         return EndpointUnavailable(
-            f"{url} answered {status}; it is overloaded or failing: {detail}", url=url, retry_after=_retry_after(error)
+            f"{url} answered {status}; it is overloaded or failing: {detail}",
+            url=url,
+            retry_after=parse_retry_after(error.response.headers.get("retry-after")),
         )
     if status in (400, 413, 422) and any(mark in body.lower() for mark in _OVERFLOW_MARKS):
         return ContextOverflow(f"{url}: the prompt does not fit the model's context: {detail}", url=url)
@@ -338,23 +313,3 @@ def translate(error: Exception, url: str, model: str | None = None, secret: str 
     if status == 404:
         return EndpointRefused(f"{url} does not know the model {model!r} or the path; check both", url=url)
     return EndpointRefused(f"{url} refused the request ({status}): {detail}", url=url)
-
-
-def _retry_after(error: Any) -> float | None:
-    value = error.response.headers.get("retry-after")
-    try:
-        seconds = float(value) if value is not None else None
-    except ValueError:
-        return _seconds_until(value)
-    return max(seconds, 0.0) if seconds is not None and math.isfinite(seconds) else None
-
-
-def _seconds_until(date: str) -> float | None:
-    """`Retry-After` may also be an HTTP date."""
-    from datetime import UTC, datetime
-    from email.utils import parsedate_to_datetime
-
-    try:
-        return max((parsedate_to_datetime(date) - datetime.now(UTC)).total_seconds(), 0.0)
-    except (TypeError, ValueError):
-        return None

@@ -192,7 +192,9 @@ class Guarded:
         return tool in self.irreversible
 
 
-_FORMS = "off, self-call, fixed:K[,K], windowed:MIN-MAX, probabilistic:ALPHA, guarded:TOOL,TOOL;repeats=N;self_call=yes|no"
+_FORMS = (
+    "off, self-call, fixed:K[,K], windowed:MIN-MAX, probabilistic:ALPHA, guarded:TOOL,TOOL;repeats=N;self_call=yes|no"
+)
 
 
 def parse_protocol(text: str) -> Intervention:

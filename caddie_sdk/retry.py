@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, stop_after_attempt
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_before_delay,
+)
 from tenacity.wait import wait_exponential, wait_random
 
 from caddie_sdk.errors import ConfigError, EndpointUnavailable
@@ -42,13 +49,16 @@ class RetryPolicy:
         """Call until it succeeds or the tries are used up; the last error is raised as it is."""
         return Retrying(**self._options())(call)
 
-    async def arun(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The same for an async call."""
+    async def arun(self, call: Callable[[], Awaitable[T]], *, within: float | None = None) -> T:
+        """The same for an async call; no wait begins that would end later than `within` seconds from now."""
 
         async def attempt() -> T:  # tenacity awaits only what is declared async, which a lambda is not
             return await call()
 
-        return await AsyncRetrying(**self._options())(attempt)
+        options = self._options()
+        if within is not None:
+            options["stop"] = options["stop"] | stop_before_delay(within)
+        return await AsyncRetrying(**options)(attempt)
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -385,7 +385,7 @@ class Session:
             if call["name"] in seen:
                 call.update(do="refuse", content="Answered together with the other request of this turn.")
             elif left <= 0:
-                call.update(do="refuse", content=NONE_LEFT)
+                call.update(do="refuse", content=NONE_LEFT if self.config.protocol.self_call else NOT_OFFERED)
             else:
                 left -= 1
                 seen.add(call["name"])
@@ -477,7 +477,7 @@ class Session:
         observations = [call["content"] for call in turn["calls"] if not call.get("control")]
         refusals = [call["content"] for call in turn["calls"] if call["do"] == "refuse"]
         if observations:
-            self._append_observation(observations)
+            self._append_observation(observations, held=turn["calls"][0]["do"] == "hold")
         elif refusals:
             self._append({"role": "user", "content": f"{refusals[0]} {self._format.describe(self._forms())}"}, "notice")
         for number in [c["consultation"] for c in turn["calls"] if "consultation" in c]:
@@ -490,8 +490,8 @@ class Session:
         meta: dict[str, Any] = {}
         if "consultation" in call:
             meta["consultation"] = call["consultation"]
-        elif call.get("control"):
-            meta["control"] = True
+        elif call.get("control") or call["do"] == "hold":
+            meta["control"] = True  # the session's own words, no observation of the environment
         if call.get("error"):
             meta["error"] = True
         self._append(_tool_message(call["id"], call["content"]), kind, meta)
@@ -515,7 +515,7 @@ class Session:
         text = self._advice_text(Critique.load(self.consultations[number]["critique"]))
         self._append({"role": "user", "content": text}, "advice", {"consultation": number})
 
-    def _append_observation(self, observations: Sequence[str]) -> None:
+    def _append_observation(self, observations: Sequence[str], *, held: bool = False) -> None:
         """One user-role observation for a step of a text format; `spans` marks the tools' own words in it."""
         parts, spans, at = [], [], 0
         for text in observations:
@@ -526,7 +526,9 @@ class Session:
         if note := self._standing():
             parts.append(note)
         content = "\n\n".join(parts)
-        self._append({"role": "user", "content": content}, "observation", {"spans": spans})
+        self._append(
+            {"role": "user", "content": content}, "observation", {"control": True} if held else {"spans": spans}
+        )
 
     def _standing(self) -> str:
         """What the agent must know beside the observation: consultations left, or that it must answer now."""
@@ -740,6 +742,7 @@ def _checked(critique: Critique) -> Critique:
 
 NOT_RUN = "Not run yet: read the critic's advice first, then decide."
 NONE_LEFT = "No consultations are left."
+NOT_OFFERED = "A consultation cannot be asked for here."
 
 
 def _tool_message(call_id: str, content: str) -> Message:

@@ -12,7 +12,7 @@ from typing import Any
 from caddie_sdk.commands import CallModel
 from caddie_sdk.critic import ConsultState
 from caddie_sdk.critique import Critique
-from caddie_sdk.messages import Message, canonical
+from caddie_sdk.messages import Message, canonical, parse_arguments
 from caddie_sdk.model import Reply
 from caddie_sdk.usage import Usage
 
@@ -119,7 +119,7 @@ def check_wire(messages: Sequence[Mapping[str, Any]], *, alternating: bool = Fal
     Raises:
         AssertionError: with the rule that is broken and where.
     """
-    json.dumps(list(messages), allow_nan=False).encode("utf-8")
+    json.dumps(list(messages), allow_nan=False, ensure_ascii=False).encode("utf-8")
     waiting: list[str] = []
     known: set[str] = set()
     for index, message in enumerate(messages):
@@ -149,8 +149,8 @@ def _check_calls(message: Mapping[str, Any], where: str, known: set[str]) -> lis
         assert call["id"] not in known, f"{where}: tool call id {call['id']!r} is used twice"
         known.add(call["id"])
         ids.append(call["id"])
-        arguments = json.loads(call["function"]["arguments"])
-        assert isinstance(arguments, dict), f"{where}: arguments are not a JSON object"
+        arguments = parse_arguments(call["function"]["arguments"])
+        assert arguments is not None, f"{where}: arguments are not a JSON object"
     content = message.get("content")
     assert content or ids, f"{where}: neither content nor tool calls"
     return ids

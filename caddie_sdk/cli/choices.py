@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from caddie_sdk.actions import action_format
 from caddie_sdk.budget import Budget
+from caddie_sdk.cli.terminal import tell
 from caddie_sdk.endpoint import ChatEndpoint
 from caddie_sdk.errors import ConfigError
 from caddie_sdk.intervention import parse_protocol
@@ -123,6 +124,8 @@ def cast(choices: Choices, stack: ExitStack) -> Cast:
         ConfigError, EndpointError, PackError, ServeError: with one line on what to mend.
     """
     choices.check()
+    if choices.embedded and choices.action_format == "tool-calls":
+        tell("note: the embedded model knows no function calling, so it will hardly act; --format caddie suits it")
     model = _agent_model(choices)
     ready = Cast(choices, model)
     if choices.critic == "self":

@@ -62,8 +62,8 @@ class Live:
         if len(records) < 2:
             return
         table = Table(title=f"{len(records)} questions", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        table.add_column("question", max_width=14, overflow="ellipsis", no_wrap=True)
-        table.add_column("answer", max_width=24, overflow="ellipsis", no_wrap=True)
+        table.add_column("question", max_width=12, overflow="ellipsis", no_wrap=True)
+        table.add_column("answer", max_width=20, overflow="ellipsis", no_wrap=True)
         for column, width in (("EM", 2), ("F1", 4), ("ended by", 9), ("advice", 6), ("cached", 6), ("s", 5)):
             table.add_column(column, justify="right", min_width=width, no_wrap=True)
         for record in records:
@@ -81,7 +81,7 @@ class Live:
         self.console.print(table)
 
     def _line(self, head: str, text: str, style: str) -> None:
-        self.console.print(Text(f"{head} ", style="dim") + Text(plain(text), style=style))
+        self.console.print(Text.assemble((f"{head} ", "dim"), (plain(text), style)))
 
 
 def _short(text: str, limit: int = 200) -> str:

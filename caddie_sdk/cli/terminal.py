@@ -12,14 +12,16 @@ _UNSEEN = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u206
 
 def plain(text: str) -> str:
     """One line without control characters: nothing in it moves the cursor, colours, or renames the window."""
-    flat = " ".join(text.split())
-    return "".join(_shown(character) for character in flat)
+    return " ".join("".join(map(_shown, text)).split())
 
 
 def _shown(character: str) -> str:
-    if character in _UNSEEN or (kind := unicodedata.category(character)) == "Cc":
-        return ""
-    return "\ufffd" if kind == "Cs" else character
+    if character.isspace():
+        return " "
+    kind = unicodedata.category(character)
+    if kind == "Cs":
+        return "\ufffd"
+    return "" if kind == "Cc" or character in _UNSEEN else character
 
 
 def tell(message: str) -> None:

@@ -28,12 +28,22 @@ def _checked(critique: Critique) -> Critique:
     return critique
 
 
+def being_cancelled(error: BaseException) -> bool:
+    """Whether somebody cancels us, rather than foreign code leaking a cancellation of its own making."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 async def aconsult(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
     """Ask the critic behind `state.control`. Always returns; only cancellation gets through."""
     started = time.monotonic()
     try:
         async with asyncio.timeout(state.timeout):
             critique = _checked(await critics[state.control].acritique(state))
+    except asyncio.CancelledError as error:
+        if being_cancelled(error):
+            raise
+        critique = Critique(status="failed", detail="the critic cancelled itself")
     except TimeoutError:
         critique = Critique(status="timeout", detail=f"no critique within {state.timeout:g} s")
     except Exception as error:  # noqa: BLE001 - a critic's own bug must not stop the agent (rule 6)
@@ -51,4 +61,4 @@ def consult(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
     return replace(critique, seconds=round(time.monotonic() - started, 4))
 
 
-__all__ = ["aconsult", "check_controls", "consult"]
+__all__ = ["aconsult", "being_cancelled", "check_controls", "consult"]

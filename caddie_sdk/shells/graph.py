@@ -142,6 +142,7 @@ def create_caddie_agent(
     critics = {name: c for name, c in ((CALL_CRITIC, critic), (REQUEST_FEEDBACK, feedback)) if c is not None}
     rule = parse_protocol(protocol) if isinstance(protocol, str) else protocol
     ready = to_tools(tools)
+    _check_guards(rule, ready)
     config = SessionConfig(
         tools=tuple(tool.schema() for tool in ready),
         system=system,
@@ -171,7 +172,18 @@ def create_caddie_agent(
         )
     except TypeError as error:
         raise ConfigError(f"checkpointer: {error}") from error
-    return graph.with_config(recursion_limit=_RECURSION_LIMIT, configurable=_DURABLE)
+    # Without a checkpointer LangGraph waits for a write that never was, and fails.
+    return graph.with_config(recursion_limit=_RECURSION_LIMIT, configurable=_DURABLE if checkpointer else {})
+
+
+def _check_guards(rule: Intervention, tools: Sequence[Tool]) -> None:
+    """A misspelt name would leave the very tool unguarded that somebody worried about."""
+    names = [tool.name for tool in tools]
+    for name in getattr(rule, "irreversible", ()):
+        if name not in names:
+            raise ConfigError(
+                f"protocol: there is no tool {name!r} to guard; the tools are {', '.join(names) or 'none'}"
+            )
 
 
 def _check_types(tools: Any, critic: Any, feedback: Any, system: Any, protocol: Any, budget: Any) -> None:

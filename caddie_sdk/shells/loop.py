@@ -12,7 +12,7 @@ from caddie_sdk.critic import Critic
 from caddie_sdk.errors import ContextOverflow
 from caddie_sdk.model import ChatModel
 from caddie_sdk.session import Session
-from caddie_sdk.shells.consult import aconsult, check_controls
+from caddie_sdk.shells.consult import aconsult, being_cancelled, check_controls
 from caddie_sdk.tools import Tool
 
 
@@ -22,7 +22,9 @@ async def run_call(tools: Mapping[str, Tool], call: Call, passing: tuple[type[Ba
         return ToolResult(call.id, await tools[call.name](**(call.arguments or {})))
     except passing:
         raise
-    except Exception as error:  # noqa: BLE001 - a failing tool is an observation, not a crash
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if being_cancelled(error):
+            raise
         return ToolResult(call.id, f"The tool failed: {type(error).__name__}: {error}", is_error=True)
 
 

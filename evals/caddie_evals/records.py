@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,8 @@ class RecordError(CaddieError):
 
 class RecordFile:
     """An append-only JSONL file, synced to disk after every record.
+
+    A pipe or a device (`/dev/stdout`) is written as it is: it cannot be synced, nor resumed.
 
     Args:
         path: where it lies; folders are made.
@@ -37,26 +40,36 @@ class RecordFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if resume:
                 _drop_torn_line(self.path)
-            self._file = open(self.path, "ab" if resume else "wb")  # noqa: SIM115 - closed by close()
-        except OSError as error:
-            raise RecordError(f"cannot write {self.path}: {error.strerror or error}") from error
+            # Without a buffer, what one write could not store is never tried again when the file is closed.
+            self._file = open(self.path, "ab" if resume else "wb", buffering=0)  # noqa: SIM115 - closed by close()
+            self._on_disk = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+        except (OSError, ValueError) as error:
+            raise RecordError(f"cannot write {self.path}: {_why(error)}") from error
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record and wait until it is on disk."""
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
-        start = self._file.tell()
+        """Write one record and wait until it is on disk.
+
+        Raises:
+            RecordError: the file cannot be written, or the record is no JSON (a NaN, say). Nothing of it stays.
+        """
+        line = _line(record)
+        start = self._file.tell() if self._on_disk else 0
         try:
-            self._file.write(line)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            while line:
+                line = line[self._file.write(line) :]
+            if self._on_disk:
+                os.fsync(self._file.fileno())
         except OSError as error:
             self._cut_back(start)
-            raise RecordError(f"cannot write {self.path}: {error.strerror or error}") from error
+            raise RecordError(f"cannot write {self.path}: {_why(error)}") from error
 
     def _cut_back(self, size: int) -> None:
         """After a failed write, leave whole lines only."""
+        if not self._on_disk:
+            return
         try:
-            os.truncate(self.path, size)
+            self._file.truncate(size)
+            self._file.seek(size)
         except OSError:
             return  # the torn line is dropped when the file is opened again
 
@@ -73,30 +86,73 @@ class RecordFile:
         self.close()
 
 
+def _line(record: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecordError(f"a record must be plain JSON: {error}") from error
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def _drop_torn_line(path: Path) -> None:
-    if not path.exists():
+    whole = sum(len(line) for line in _whole_lines(path))
+    if path.exists() and path.stat().st_size != whole:
+        os.truncate(path, whole)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines that were written to their end; none when the file does not exist.
+
+    Raises:
+        ConfigError: it cannot be read, or is a pipe or device and might never end.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(f"cannot read {path}: not a regular file")
+        with open(path, "rb") as file:
+            yield from (line for line in file if line.endswith(b"\n"))
+    except FileNotFoundError:
         return
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) != len(data):
-        with open(path, "r+b") as file:
-            file.truncate(len(whole))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {_why(error)}") from error
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The records of a file, in order; nothing when it does not exist.
+    """The records of a file, in order, without a torn last line; nothing when it does not exist.
 
     Raises:
-        ConfigError: a line is not a JSON object.
+        ConfigError: it cannot be read, or a line is not a JSON object.
     """
-    if not Path(path).exists():
+    for number, line in enumerate(_whole_lines(Path(path)), 1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise ConfigError(f"{path}, line {number}: not a record; remove the line or start without --resume")
+        yield record
+
+
+def keep_records(path: str | os.PathLike[str], wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Take the other records out of a file. It holds either what it held or what remains, at every moment.
+
+    Raises:
+        ConfigError: as `read_records`.
+        RecordError: the file cannot be written.
+    """
+    records = list(read_records(path))
+    kept = [record for record in records if wanted(record)]
+    if len(kept) == len(records):
         return
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not isinstance(record, dict):
-                raise ConfigError(f"{path}, line {number}: not a record; remove the line or start without --resume")
-            yield record
+    target = Path(os.path.realpath(path))
+    fresh = target.with_name(f"{target.name}.new")
+    with RecordFile(fresh) as file:
+        for record in kept:
+            file.append(record)
+    try:
+        os.replace(fresh, target)
+    except OSError as error:
+        raise RecordError(f"cannot write {path}: {_why(error)}") from error

@@ -79,7 +79,7 @@ def record(question: Question, outcome: Mapping[str, Any], seconds: float) -> di
 
 def _consultation(item: Mapping[str, Any]) -> dict[str, Any]:
     critique = item["critique"]
-    wanted = ("status", "analysis", "advice", "detail", "usage", "seconds", "model")
+    wanted = ("status", "analysis", "advice", "raw", "detail", "usage", "seconds", "model")
     facts = {name: critique[name] for name in wanted}
     return {"step": item["step"], "control": item["control"], "trigger": item["trigger"], **facts}
 

@@ -20,7 +20,9 @@ def chat(content: Any = "hello", **choice: Any) -> dict[str, Any]:
         "id": "1",
         "object": "chat.completion",
         "model": "small",
-        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}, **choice}],
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}, **choice}
+        ],
         "usage": {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}},
     }
 
@@ -108,7 +110,9 @@ class Server:
             except asyncio.IncompleteReadError:
                 return
             first, *lines = head.split("\r\n")
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
+            headers = {
+                name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name
+            }
             raw = await reader.readexactly(int(headers.get("content-length", 0)))
             request = Request(first.split(" ")[1], headers, json.loads(raw) if raw else None)
             self.requests.append(request)

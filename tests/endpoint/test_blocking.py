@@ -27,6 +27,24 @@ def test_result_and_exception() -> None:
         _blocking.run(fail())
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_task_that_ends_the_program_does_not_end_the_loop(error: BaseException) -> None:
+    async def leave() -> None:
+        raise error
+
+    async def in_a_task() -> str:
+        try:
+            await asyncio.create_task(leave())
+        except BaseException as caught:  # noqa: BLE001 - it is what the test is about
+            return repr(caught)
+        return "nothing"
+
+    with pytest.raises(type(error)):
+        _blocking.run(leave())
+    assert _blocking.run(in_a_task()) == repr(error)
+    assert _blocking.run(_value(5)) == 5
+
+
 def test_one_loop_for_all_threads() -> None:
     async def loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()

@@ -73,7 +73,9 @@ def check_thread(agent: Any, config: Any) -> Session:
     """The session of a thread, whose history the strictest server would take."""
     session = session_of(agent, config)
     # The answer that ends a turn is no request; what would be sent next is the history with a user's word after it.
-    check_wire(wire([*session.transcript(), {"role": "user", "content": "next"}], profile("compatible")), alternating=True)
+    check_wire(
+        wire([*session.transcript(), {"role": "user", "content": "next"}], profile("compatible")), alternating=True
+    )
     return session
 
 
@@ -121,7 +123,13 @@ class FakeChat(BaseChatModel):
             chunk = AIMessageChunk(word if number == len(words) - 1 else word + " ")
             if number == len(words) - 1 and answer.tool_calls:
                 chunk.tool_call_chunks = [
-                    {"name": c["name"], "args": json.dumps(c["args"]), "id": c["id"], "index": i, "type": "tool_call_chunk"}
+                    {
+                        "name": c["name"],
+                        "args": json.dumps(c["args"]),
+                        "id": c["id"],
+                        "index": i,
+                        "type": "tool_call_chunk",
+                    }
                     for i, c in enumerate(answer.tool_calls)
                 ]
             if run_manager:

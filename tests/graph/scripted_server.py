@@ -34,7 +34,8 @@ class ScriptedServer:
         usage = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
         usage["prompt_tokens_details"] = {"cached_tokens": 4}  # type: ignore[assignment]
         return 200, {
-            "id": "1", "object": "chat.completion", "created": 1, "model": "scripted", "choices": [choice], "usage": usage
+            "id": "1", "object": "chat.completion", "created": 1, "model": "scripted",
+            "choices": [choice], "usage": usage,
         }  # fmt: skip
 
 

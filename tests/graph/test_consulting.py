@@ -108,6 +108,19 @@ def test_deadline_holds_against_a_critic_that_swallows_the_first_cancellation() 
     assert _async(Stubborn(None)).status in ("timeout", "ok")
 
 
+def test_critic_that_cancels_itself() -> None:
+    """A cancellation that nobody asked for is the critic's failure."""
+
+    class Leaks(Returns):
+        async def acritique(self, state: ConsultState) -> Any:
+            task = asyncio.create_task(asyncio.sleep(10))
+            await asyncio.sleep(0)
+            task.cancel()
+            await task
+
+    assert _async(Leaks(None)).status == "failed"
+
+
 def test_cancellation_gets_through() -> None:
     class Slow(Returns):
         async def acritique(self, state: ConsultState) -> Any:

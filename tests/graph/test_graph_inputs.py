@@ -41,7 +41,10 @@ def invoke(request: pytest.FixtureRequest) -> Invoke:
         ({"role": "user", "content": [{"type": "text", "text": "Where?"}]}, "Where?"),
         (HumanMessage([{"type": "text", "text": "Where?"}]), "Where?"),
         (HumanMessage(["Where", "?"]), "Where\n?"),
-        ({"role": "user", "content": [{"type": "text", "text": "What?"}, PICTURE]}, [{"type": "text", "text": "What?"}, PICTURE]),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "What?"}, PICTURE]},
+            [{"type": "text", "text": "What?"}, PICTURE],
+        ),
         (HumanMessage([{"type": "text", "text": "What?"}, PICTURE]), [{"type": "text", "text": "What?"}, PICTURE]),
         ("lone \ud800 surrogate", "lone \ufffd\ufffd\ufffd surrogate"),
         ([HumanMessage("A"), "B", ("user", "C"), {"role": "user", "content": "D"}], "A\n\nB\n\nC\n\nD"),

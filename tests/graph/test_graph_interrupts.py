@@ -276,6 +276,29 @@ def test_breakpoint_at_run_time(invoke: Invoke) -> None:
     assert invoke(agent, None, THREAD)["answer"] == "Paris"
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["bare", "thread"])
+def test_cancellation_reaches_the_tool_and_the_caller(stored: bool) -> None:
+    ended: list[str] = []
+
+    async def wait(text: str) -> str:
+        """Wait."""
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        return "never"
+
+    async def work() -> None:
+        saver = InMemorySaver() if stored else None
+        agent = create_caddie_agent(ScriptedModel([calls(call("wait", "it"))]), [wait], checkpointer=saver)
+        await asyncio.wait_for(agent.ainvoke({"messages": "Wait"}, THREAD), 0.3)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(work())
+    assert ended == ["cancelled"]
+
+
 def test_cancelled_run_resumes() -> None:
     """`ainvoke` cancelled while a tool waits: the thread stands before the tools, and goes on from there."""
     started: list[str] = []

@@ -28,7 +28,9 @@ class Model:
         task = text_of(call.messages[-1]) if call.messages[-1]["role"] == "user" else ""
         told = [text_of(message) for message in call.messages if message["role"] == "tool"]
         if task:
-            turn = calls(tool_call("search", {"query": task}), tool_call("asearch", {"query": task}), tool_call("call_critic"))
+            turn = calls(
+                tool_call("search", {"query": task}), tool_call("asearch", {"query": task}), tool_call("call_critic")
+            )
             return Reply(turn)  # type: ignore[arg-type]
         return Reply({"role": "assistant", "content": " / ".join(told[-3:])})
 

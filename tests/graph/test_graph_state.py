@@ -54,7 +54,9 @@ def invoke(request: pytest.FixtureRequest) -> Invoke:
     return WAYS[request.param]
 
 
-@pytest.mark.parametrize("question", ["Where?", {"role": "user", "content": "Where?"}, HumanMessage("Where?")], ids=type)
+@pytest.mark.parametrize(
+    "question", ["Where?", {"role": "user", "content": "Where?"}, HumanMessage("Where?")], ids=type
+)
 def test_every_checkpoint_is_json(saver: Any, question: Any) -> None:
     agent = create_caddie_agent(ScriptedModel([*LONG, "Lyon"]), [search], critic=critic(), checkpointer=saver)
     agent.invoke({"messages": question}, THREAD)
@@ -140,7 +142,7 @@ def test_a_dump_of_another_version_is_a_clear_error(damage: Any, invoke: Invoke)
     checkpoint["channel_versions"]["session"] = version
     checkpoint["channel_values"]["session"] = damage(checkpoint["channel_values"]["session"])
     saver.put(saved.parent_config, checkpoint, saved.metadata, {"session": version})
-    with pytest.raises(SessionError, match="not a (session|history) dump"):
+    with pytest.raises(SessionError, match=r"not a (session|history) dump"):
         invoke(agent, {"messages": "And Bob?"}, THREAD)
 
 

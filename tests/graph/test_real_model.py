@@ -76,9 +76,8 @@ def check_forms(agent: Any) -> int:
     return sum(node.kind == "observation" for node in session.history.path())
 
 
-@pytest.mark.parametrize("protocol", ["self-call", "fixed:1"])
-@pytest.mark.parametrize("way", WAYS)
-def test_caddie_format(url: str, protocol: str, way: str) -> None:
+@pytest.mark.parametrize(("way", "protocol"), [("sync", "self-call"), ("async", "fixed:1")])
+def test_caddie_format(url: str, way: str, protocol: str) -> None:
     invoke: Invoke = WAYS[way]
     model = endpoint(url)
     agent = create_caddie_agent(
@@ -88,7 +87,7 @@ def test_caddie_format(url: str, protocol: str, way: str) -> None:
         system="You answer questions about a coast.",
         protocol=protocol,
         action_format="caddie",
-        budget=Budget(max_steps=3, min_steps=1),
+        budget=Budget(max_steps=2 if protocol == "fixed:1" else 1, min_steps=1, max_uses=1),
         checkpointer=InMemorySaver(),
     )
     output = invoke(agent, {"messages": "Where was the builder of the lighthouse of Greave born?"}, THREAD)
@@ -103,37 +102,25 @@ def test_caddie_format(url: str, protocol: str, way: str) -> None:
     assert usage["calls"] == len(contents(output, "assistant"))
     assert usage["prompt_tokens"] > 100 * usage["calls"] / 2
     assert 0 < usage["completion_tokens"] <= 200 * usage["calls"]
-    # A second turn of the chat, whose prompt begins with the first one's: the server reads it from its cache.
-    again = invoke(agent, {"messages": "And who built it?"}, THREAD)
-    assert again["answer"]
-    check_forms(agent)
-    assert again["usage"]["agent"]["cached_tokens"] > 100
+    if usage["calls"] > 2:
+        # Each request begins with the one before it, so the server reads most of it from its cache.
+        assert usage["cached_tokens"] > usage["prompt_tokens"] / 4
 
 
 def test_grammar_is_found_by_asking_the_server(url: str) -> None:
     model = endpoint(url, grammar="auto")
-    assert model.check().endswith(".gguf") or model.check()
+    assert model.check()
     assert model.grammar == "llama.cpp"
-    agent = create_caddie_agent(
-        model, [search], action_format="caddie", budget=Budget(max_steps=1, min_steps=1), checkpointer=InMemorySaver()
-    )
-    assert agent.invoke({"messages": "Who built the lighthouse?"}, THREAD)["answer"]
-    assert check_forms(agent) == 1
-
-
-def test_same_seed_same_transcript(url: str) -> None:
-    def once() -> Any:
-        agent = create_caddie_agent(
-            endpoint(url), [search], critic=critic(), action_format="caddie", budget=Budget(max_steps=2, min_steps=1)
-        )
-        return agent.invoke({"messages": "Who built the lighthouse of Greave?"})["messages"]
-
-    assert once() == once()
+    say = CallModel([{"role": "user", "content": "hi"}], grammar='root ::= "yes" | "no"')
+    assert model.complete(say).message["content"] in ("yes", "no")
+    cut = endpoint(url, params={"max_tokens": 2}).complete(CallModel([{"role": "user", "content": "Tell me a story."}]))
+    assert cut.truncated
+    assert cut.usage.completion_tokens == 2
 
 
 def test_langchain_model_without_a_grammar(url: str) -> None:
     """A model this small breaks the forms when nothing constrains it; the session copes and the history stays valid."""
-    model = ChatOpenAI(model="any", base_url=url + "/v1", api_key="none", temperature=0, max_tokens=60, max_retries=0)
+    model = ChatOpenAI(model="any", base_url=url + "/v1", api_key="none", temperature=0, max_tokens=24, max_retries=0)
     agent = create_caddie_agent(
         model,
         [search],
@@ -149,7 +136,7 @@ def test_langchain_model_without_a_grammar(url: str) -> None:
 
 
 def test_langchain_model_with_tool_calls(url: str) -> None:
-    model = ChatOpenAI(model="any", base_url=url + "/v1", api_key="none", temperature=0, max_tokens=60, max_retries=0)
+    model = ChatOpenAI(model="any", base_url=url + "/v1", api_key="none", temperature=0, max_tokens=24, max_retries=0)
     agent = create_caddie_agent(
         model, [search], critic=critic(), budget=Budget(max_steps=2), checkpointer=InMemorySaver()
     )
@@ -164,16 +151,8 @@ def test_prompt_that_does_not_fit(url: str) -> None:
     long = "word " * 9000
     with pytest.raises(ContextOverflow, match="does not fit the model's context"):
         endpoint(url).complete(CallModel([{"role": "user", "content": long}]))
-    agent = create_caddie_agent(endpoint(url), [search], action_format="caddie")
-    output = agent.invoke({"messages": long})
+    agent = create_caddie_agent(endpoint(url), [search], action_format="caddie", checkpointer=InMemorySaver())
+    output = agent.invoke({"messages": long}, THREAD)
     assert (output["answer"], output["reason"]) == (None, "context_overflow")
-
-
-def test_thread_goes_on_after_an_overflow(url: str) -> None:
-    agent = create_caddie_agent(
-        endpoint(url), [search], action_format="caddie", budget=Budget(max_steps=1), checkpointer=InMemorySaver()
-    )
-    output = agent.invoke({"messages": "word " * 9000}, THREAD)
-    assert output["reason"] == "context_overflow"
     # The history holds the long text, so the next turn cannot fit either: it is told, not raised.
     assert agent.invoke({"messages": "And now?"}, THREAD)["reason"] == "context_overflow"

@@ -116,6 +116,7 @@ class Case:
     system: str = "You are careful."
     on_error: str = "continue"
     seed: int = 0
+    examples: tuple[Any, ...] = ()
     error: str = ""
     native_only: bool = False
 
@@ -129,6 +130,7 @@ class Case:
         return SessionConfig(
             tools=tuple(tool.schema() for tool in TOOLS),
             system=self.system,
+            examples=self.examples,
             format=self.format,
             protocol=parse_protocol(self.protocol) if critics else Never(),
             budget=self.budget,
@@ -155,6 +157,12 @@ NATIVE = [
     Case("answer at once", ["Paris"]),
     Case("one search", [LOOK, "Paris"], tells=("Where was Ada born?", "found: Ada", "Paris")),
     Case("without critic", [LOOK, "Paris"], critic=None, tells=("found: Ada",)),
+    Case(
+        "examples before the task",
+        ["Paris"],
+        examples=({"role": "user", "content": "Where was Eve born?"}, {"role": "assistant", "content": "Rome"}),
+        tells=("You are careful.", "Where was Eve born?", "Rome", "Where was Ada born?", "Paris"),
+    ),
     Case("control without critic", [calls(CRITIC), "Paris"], critic=None, tells=("There is no tool 'call_critic'",)),
     Case("no system prompt", [LOOK, "Paris"], system=""),
     Case(
@@ -236,6 +244,13 @@ NATIVE = [
     Case("fixed at 0", [LOOK, "Paris"], protocol="fixed:0", statuses=("ok",), tells=("step 0, fixed", "found: Ada")),
     Case("fixed at 1", [LOOK, "Paris"], protocol="fixed:1", statuses=("ok",), tells=("found: Ada", "step 1, fixed")),
     Case("fixed, never reached", [LOOK, "Paris"], protocol="fixed:2"),
+    Case(
+        "fixed at several steps",
+        [LOOK, LOOK, LOOK, "Paris"],
+        protocol="fixed:0,2",
+        statuses=("ok", "ok"),
+        tells=("step 0, fixed", "found: Ada", "found: Ada", "step 2, fixed"),
+    ),
     *(
         Case(
             f"windowed, seed {seed}",
@@ -262,7 +277,12 @@ NATIVE = [
         statuses=("ok", "ok", "ok"),
         tells=("step 1, probabilistic", "step 2, probabilistic", "step 3, probabilistic"),
     ),
-    Case("off", [LOOK, calls(CRITIC), "Paris"], protocol="off", tells=("found: Ada", "No consultations are left.")),
+    Case(
+        "off",
+        [LOOK, calls(CRITIC), "Paris"],
+        protocol="off",
+        tells=("found: Ada", "A consultation cannot be asked for here."),
+    ),
     Case("empty reply", ["", "Paris"], tells=("The reply was empty.", "Paris")),
     Case("thought without an answer", ["<think>hm</think>", "<think>hm</think>Paris"], tells=("The reply was empty.",)),
     Case(
@@ -526,7 +546,7 @@ CADDIE = [
         [_C_LOOK, _C_PARIS],
         reasons=("max_steps",),
         budget=Budget(max_steps=1),
-        tells=("This was the last step: only the final answer is possible now.",),
+        tells=("This was the last step. Give the final answer now.",),
     ),
     Case(
         "step limit, no answer",

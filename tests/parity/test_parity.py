@@ -102,6 +102,7 @@ def graph_shell(call: Call, langchain: bool = False) -> Callable[[Case], Outcome
             critic=critics.get("call_critic"),
             feedback=critics.get("request_feedback"),
             system=case.system,
+            examples=case.examples,
             protocol=case.protocol,
             action_format=case.format,
             budget=case.budget,

@@ -17,7 +17,6 @@ from caddie_sdk.budget import Budget
 from caddie_sdk.commands import CallModel, Command, Consult, Finish, Reject, RunTools, ToolResult
 from caddie_sdk.config import SessionConfig
 from caddie_sdk.critique import Critique
-from caddie_sdk.errors import SessionError
 from caddie_sdk.intervention import Guarded, Never, Probabilistic, Scheduled, SelfCall, Windowed
 from caddie_sdk.session import Session
 from caddie_sdk.usage import Usage
@@ -387,12 +386,3 @@ def check_strict(messages: Sequence[dict[str, Any]]) -> None:
         for call in message.get("tool_calls", ()):
             value = json.loads(call["function"]["arguments"], parse_constant=refuse)
             assert isinstance(value, dict), call
-
-
-def refuses(event: Callable[[], Any]) -> bool:
-    """Whether the session says no, with its own error."""
-    try:
-        event()
-    except SessionError:
-        return True
-    return False

@@ -56,10 +56,10 @@ def test_a_fork_costs_the_same_however_long_the_history() -> None:
         grow(history, *map(str, range(length)))
         best = 1.0
         for _ in range(5):
-            started = time.perf_counter()
+            started = time.process_time()
             for _ in range(200):
                 history.fork()
-            best = min(best, time.perf_counter() - started)
+            best = min(best, time.process_time() - started)
         return best
 
     assert cost(20_000) < 10 * cost(20)

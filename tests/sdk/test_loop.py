@@ -86,7 +86,7 @@ async def test_every_command_is_shown_before_it_is_carried_out() -> None:
     assert seen == [CallModel, Reject, CallModel, RunTools, CallModel, Consult, CallModel, Finish]
 
 
-@pytest.mark.parametrize("kind", ["sync", "async", "wrong arguments", "not there"])
+@pytest.mark.parametrize("kind", ["sync", "async", "wrong arguments", "not there", "cancels itself", "exits"])
 async def test_a_tool_that_fails_is_an_observation(kind: str) -> None:
     def boom(query: str) -> str:
         raise RuntimeError("no network")
@@ -94,31 +94,48 @@ async def test_a_tool_that_fails_is_an_observation(kind: str) -> None:
     async def aboom(query: str) -> str:
         raise RuntimeError("no network")
 
-    search = tool({"sync": boom, "async": aboom}.get(kind, lambda other: "x"))
+    async def cancels(query: str) -> str:
+        raise asyncio.CancelledError
+
+    def exits(query: str) -> str:
+        raise SystemExit(3)
+
+    functions = {"sync": boom, "async": aboom, "cancels itself": cancels, "exits": exits}
+    search = tool(functions.get(kind, lambda other: "x"))
     session = session_for(search)
     tools = [] if kind == "not there" else [search]
     end = await arun(session, "Q", ScriptedModel([SEARCH, "The Elbe"]), tools, {"call_critic": ScriptedCritic([])})
     assert end == Finish("The Elbe", "answer")
     told = str(session.transcript()[2]["content"])
     assert told.startswith("The tool failed: ")
-    error = {"wrong arguments": "TypeError", "not there": "KeyError"}.get(kind, "RuntimeError: no network")
+    errors = {
+        "wrong arguments": "TypeError",
+        "not there": "KeyError",
+        "cancels itself": "CancelledError",
+        "exits": "SystemExit: 3",
+    }
+    error = errors.get(kind, "RuntimeError: no network")
     assert error in told
     assert session.history.path()[2].meta["error"] is True
 
 
 async def test_tools_of_one_turn_run_together_and_answer_in_order() -> None:
+    running: list[str] = []
+    together: list[int] = []
+
     async def find(query: str) -> str:
-        await asyncio.sleep(0.2)
-        return query
+        running.append(query)
+        await asyncio.sleep(0.05 if query == "one" else 0)
+        together.append(len(running))
+        return f"about {query}"
 
     search = tool(find)
     session = session_for(search)
-    both = calls(tool_call("search", {"query": "slow one"}, id="a"), tool_call("search", {"query": "slow two"}, id="b"))
-    started = time.monotonic()
+    both = calls(tool_call("search", {"query": "one"}, id="a"), tool_call("search", {"query": "two"}, id="b"))
     await arun(session, "Q", ScriptedModel([both, "x"]), [search], {"call_critic": ScriptedCritic([])})
-    assert time.monotonic() - started < 0.39
+    assert together == [2, 2], "both had started before either was done"
     results = [(m.get("tool_call_id"), m["content"]) for m in session.transcript()[2:4]]
-    assert results == [("a", "slow one"), ("b", "slow two")]
+    assert results == [("a", "about one"), ("b", "about two")]
 
 
 async def test_a_tools_result_of_another_type_is_its_text() -> None:
@@ -133,6 +150,7 @@ async def test_a_tools_result_of_another_type_is_its_text() -> None:
     [
         (RuntimeError("bug in the critic"), "failed"),
         (TimeoutError(), "timeout"),
+        (asyncio.CancelledError(), "failed"),
         (Critique(status="malformed", raw="junk"), "malformed"),
         (Critique(status="context_overflow"), "context_overflow"),
         (Critique(), "malformed"),
@@ -148,7 +166,7 @@ async def test_a_critic_that_fails_never_stops_the_agent(critique: Any, status: 
     told = str(session.transcript()[2]["content"])
     assert f"none this time ({status.replace('_', ' ')})" in told
     assert "bug in the critic" not in told
-    if status == "failed":
+    if isinstance(critique, RuntimeError):
         assert session.consultations[0]["critique"]["detail"] == "RuntimeError: bug in the critic"
 
 
@@ -178,7 +196,7 @@ async def test_a_critic_that_hangs_is_given_up_after_the_timeout() -> None:
     started = time.monotonic()
     end = await arun(session, "Q", ScriptedModel([ASK, "The Elbe"]), (), {"call_critic": Hanging()})
     assert end.answer == "The Elbe"
-    assert 0.1 <= time.monotonic() - started < 3
+    assert 0.1 <= time.monotonic() - started < 30
     critique = session.consultations[0]["critique"]
     assert critique["status"] == "timeout"
     assert "0.1 s" in critique["detail"]

@@ -70,3 +70,8 @@ def test_examples_with_tool_calls_are_refused() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
     with pytest.raises(ConfigError, match="examples"):
         SessionConfig(examples=({"role": "assistant", "content": "", "tool_calls": [call]},))
+
+
+def test_a_control_cannot_be_offered_twice() -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        SessionConfig(controls=("call_critic", "call_critic"))

@@ -334,7 +334,7 @@ def test_the_driver_reaches_what_it_is_meant_to_reach() -> None:
     """The properties above would hold trivially for runs that never get anywhere."""
     seen = Counter[str]()
 
-    @settings(max_examples=600, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=1500, deadline=None, derandomize=True, database=None)
     @given(driver.configs(), driver.scripts)
     def explore(config: SessionConfig, numbers: list[int]) -> None:
         for session, command, _ in driver.states(config, numbers):

@@ -131,7 +131,10 @@ def test_check_wire_alternating() -> None:
 
 
 def test_check_wire_refuses_arguments_that_do_not_parse() -> None:
-    with pytest.raises(ValueError, match="Expecting"):
-        check_wire([USER, asks("a", arguments="{bad"), result("a")])
+    for bad in ("{bad", "[]", '{"x": NaN}'):
+        with pytest.raises(AssertionError, match="not a JSON object"):
+            check_wire([USER, asks("a", arguments=bad), result("a")])
+    with pytest.raises(UnicodeEncodeError):
+        check_wire([{"role": "user", "content": "\ud800"}])
     with pytest.raises(ValueError, match="not JSON compliant"):
         check_wire([{"role": "user", "content": "x", "weight": float("nan")}])

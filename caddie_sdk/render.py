@@ -60,17 +60,24 @@ _BLOCKS = [
     "information",
 ]
 _TAG = re.compile(rf"<(?=\s*(?:/\s*)?(?:{'|'.join(_BLOCKS)})\b)", re.IGNORECASE)
+# Chat templates are spelled in text, and servers read their marks wherever they stand: a passage with `<|im_end|>`
+# would end the critic's turn.
+_TEMPLATE = re.compile(r"<(?=[|｜]|/?s>|(?:start|end)_of_turn>|</?SYS>>)|\[(?=/?INST\])", re.IGNORECASE)
 _NOT_NAME = re.compile(r"[^\w.-]")
 _LABEL = re.compile(r"(critic\s+feedback)\s*:", re.IGNORECASE)
 
 
 def escape(text: str) -> str:
-    """Make text harmless inside a transcript: reserved tags lose their `<`, the advice label its colon.
+    """Make text harmless inside a transcript.
+
+    Reserved tags and the marks of chat templates lose their first character, the advice label its colon.
 
     All other text is unchanged, and escaping twice is escaping once.
     """
     if "<" in text:
         text = _TAG.sub("&lt;", text)
+    if "<" in text or "[" in text:
+        text = _TEMPLATE.sub(lambda mark: "&lt;" if mark[0] == "<" else "&#91;", text)
     return _LABEL.sub(r"\1&#58;", text)
 
 

@@ -18,7 +18,7 @@ def _run() -> None:
 
     print_anything()
     try:
-        app()
+        app(prog_name="caddie")
     except CaddieError as error:
         tell(f"caddie: {error}")
         raise SystemExit(1) from None

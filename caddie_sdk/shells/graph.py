@@ -146,7 +146,7 @@ def create_caddie_agent(
     config = SessionConfig(
         tools=tuple(tool.schema() for tool in ready),
         system=system,
-        examples=tuple(canonical(example) for example in examples),
+        examples=_shown(examples),
         format=action_format,
         protocol=rule if critics else Never(),
         budget=budget or Budget(max_steps=DEFAULT_MAX_STEPS),
@@ -201,6 +201,15 @@ def _check_types(tools: Any, critic: Any, feedback: Any, system: Any, protocol: 
         raise ConfigError(f"protocol must be an Intervention or its text form, not {protocol!r}")
     if not isinstance(budget, Budget | None):
         raise ConfigError(f"budget must be a Budget, not {budget!r}")
+
+
+def _shown(examples: Any) -> tuple[Message, ...]:
+    if not isinstance(examples, list | tuple):
+        raise ConfigError(f"examples must be a list of messages, not {examples!r}")
+    try:
+        return tuple(canonical(example) for example in examples)
+    except MessageError as error:
+        raise ConfigError(f"examples: {error}") from error
 
 
 def _pauses(setting: str, names: Sequence[str] | None, nodes: Iterable[str]) -> list[str] | None:

@@ -59,7 +59,8 @@ def record(question: Question, outcome: Mapping[str, Any], seconds: float) -> di
         seconds: wall time.
     """
     answer = outcome.get("answer")
-    scored = bool(question.answers)
+    # A server that failed says nothing about the answer.
+    scored = bool(question.answers) and not outcome.get("error")
     consultations = [_consultation(item) for item in outcome.get("consultations") or ()]
     return {
         "id": question.id,

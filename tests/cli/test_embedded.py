@@ -31,12 +31,10 @@ def run(*words: object, **settings: Any) -> Done:
 
 
 def searches(made: dict[str, Any]) -> list[str]:
-    """What the searches of a record in the `caddie` format found."""
-    return [
-        turn["content"]
-        for turn in made["transcript"]
-        if turn["role"] == "user" and turn["content"].startswith("Observation:\n[1] ")
-    ]
+    """What the searches of a record in the `caddie` format found, those of the worked example left out."""
+    said = [turn["content"] for turn in made["transcript"]]
+    start = next(number for number, text in enumerate(said) if made["question"] in text)
+    return [text for text in said[start:] if text.startswith("Observation:\n[1] ")]
 
 
 def check_usage(made: dict[str, Any]) -> None:
@@ -67,11 +65,8 @@ def test_the_demo(tmp_path: Path) -> None:
     ]
     assert advised
     for consultation in advised:
-        assert consultation["analysis"]
-        assert consultation["advice"]
         assert consultation["control"] == "request_feedback"
-        parsed = SECTIONS.parse(consultation["raw"])
-        assert (parsed.status, parsed.advice) == ("ok", consultation["advice"])
+        assert SECTIONS.parse(consultation["raw"]) == (consultation["analysis"], consultation["advice"])
     assert sum(item["usage"]["agent"]["cached_tokens"] for item in made) > 0
 
 
@@ -87,8 +82,8 @@ def test_real_questions_each_over_its_own_passages(tmp_path: Path) -> None:
     for item, question in zip(made, questions, strict=True):
         assert len(question.passages) == 20
         titles = {" ".join(passage.title.split()) for passage in question.passages}
-        found = searches(item)[0].splitlines()[1:]
-        assert found[0].removeprefix("[1] ").startswith(tuple(f"{title}: " for title in titles))
+        found = searches(item)[0].splitlines()[1]
+        assert found.removeprefix("[1] ").startswith(tuple(f"{title}: " for title in titles))
         assert item["references"] == list(question.answers)
         assert (item["em"] in (True, False), 0 <= item["f1"] <= 1) == (True, True)
         assert [consultation["status"] for consultation in item["consultations"]] == ["ok"]
@@ -125,8 +120,6 @@ def test_a_critic_served_by_another_process_rereads_its_prompt_from_the_cache(
     assert second["usage"]["prompt_tokens"] > second["usage"]["cached_tokens"]
     assert second["usage"]["cached_tokens"] >= 0.98 * first["usage"]["prompt_tokens"]
     check_usage(made)
-    shown = f"{second['usage']['cached_tokens'] + first['usage']['cached_tokens']}"
-    assert made["usage"]["critic"]["cached_tokens"] == int(shown)
 
 
 def test_a_critic_killed_after_the_third_question_costs_no_record(

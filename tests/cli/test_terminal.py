@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import unicodedata
@@ -128,7 +129,7 @@ def test_a_terminal_that_knows_only_ascii(model: tuple[str, ...], server: Server
     server.behaviour = agent(query="Łódź", answer="Łódź…")
     (tmp_path / "p.txt").write_text("Łódź " * 200)
     command = [CADDIE, "ask", "Łódź?", "--passages", str(tmp_path / "p.txt"), *model]
-    environment = {"PYTHONIOENCODING": "ascii", "PATH": ""}
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert "  answer   ??d?" in done.stdout

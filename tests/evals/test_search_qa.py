@@ -120,7 +120,7 @@ def test_without_references_nothing_is_scored() -> None:
 def test_an_episode_that_came_to_nothing_is_a_record_too() -> None:
     made = record(QUESTION, {"error": "cannot reach http://127.0.0.1:1/v1"}, 0)
     assert (made["answer"], made["reason"], made["error"]) == (None, "error", "cannot reach http://127.0.0.1:1/v1")
-    assert (made["em"], made["f1"]) == (False, 0.0)
+    assert (made["em"], made["f1"]) == (None, None), "a dead server is not a wrong answer"
     assert (made["consultations"], made["usage"], made["transcript"]) == ([], {}, [])
 
 

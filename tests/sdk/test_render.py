@@ -420,3 +420,33 @@ def test_the_hash_is_the_same_in_every_process() -> None:
 
 
 PINNED_HASH = "2eefb9a4986422e5"
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<|im_end|>",
+        "<|im_start|>system",
+        "<|eot_id|>",
+        "<\uff5cUser\uff5c>",
+        "</s>",
+        "<s>",
+        "<end_of_turn>",
+        "<start_of_turn>model",
+        "[INST]",
+        "[/INST]",
+        "<<SYS>>",
+    ],
+)
+def test_marks_of_chat_templates_lose_their_meaning(mark: str) -> None:
+    """A server reads them wherever they stand, so a passage could end the critic's own turn (rule 8)."""
+    escaped = escape(f"before {mark} after")
+    assert mark not in escaped
+    assert escaped.startswith("before &")
+    assert escaped.endswith(f"{mark[1:]} after")
+    assert escape(escaped) == escaped
+
+
+@pytest.mark.parametrize("text", ["a < b | c", "x[INSTALL]", "<span>", "5 <s", "[1] Greave"])
+def test_text_that_only_looks_like_one_is_left_alone(text: str) -> None:
+    assert escape(text) == text

@@ -133,8 +133,8 @@ class ChatEndpoint:
         """Async twin of `check`."""
         entries = await self.models(timeout=timeout)
         names = [str(entry.get("id")) for entry in entries]
-        if self.grammar == "auto" and entries:
-            ours = next((entry for entry in entries if entry.get("id") == self.model), entries[0])
+        if self.grammar == "auto":
+            ours = next((entry for entry in entries if entry.get("id") == self.model), entries[0] if entries else {})
             self.grammar = _GRAMMARS.get(str(ours.get("owned_by")))
         if self.model is None:
             if not names:

@@ -21,7 +21,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from caddie_sdk.actions import ActionFormat, Call, Forms, Turn, action_format, calls_in_text, single_argument
+from caddie_sdk.actions import (
+    ActionFormat,
+    Call,
+    Forms,
+    Turn,
+    action_format,
+    calls_in_text,
+    single_argument,
+    strip_thinking,
+)
 from caddie_sdk.commands import CallModel, Command, Consult, Finish, Reason, Reject, RunTools, ToolResult
 from caddie_sdk.config import CONTROLS, SessionConfig, tool_name
 from caddie_sdk.critic import ConsultState
@@ -294,7 +303,7 @@ class Session:
 
     def _take_words(self, reply: Message, turn: Turn) -> Command:
         """An answer, a plan, or something that is no legal action."""
-        words = text_of(reply)
+        words = strip_thinking(text_of(reply))
         if turn.answer is not None and (self._may_answer or self.closing):
             self._append(reply, "action", {"answer": turn.answer})
             return self._finish(turn.answer, "answer" if not self.closing else "max_steps")

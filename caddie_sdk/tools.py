@@ -42,7 +42,15 @@ class Tool:
         if inspect.iscoroutinefunction(self.run):
             result = await self.run(**arguments)
         else:
-            result = await asyncio.to_thread(self.run, **arguments)
+            result = await asyncio.to_thread(_in_thread, self.run, arguments)
             if inspect.isawaitable(result):
                 result = await result
         return result if isinstance(result, str) else str(result)
+
+
+def _in_thread(run: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return run(**arguments)
+    except StopIteration as error:
+        # No future can carry a StopIteration: whoever waits for it would wait for ever.
+        raise RuntimeError("the tool raised StopIteration") from error

@@ -241,10 +241,7 @@ def test_failing_tool_is_an_observation(kind: str, error: BaseException, invoke:
     assert observed(invoke, given, {}).startswith(f"The tool failed: {type(error).__name__}")
 
 
-_HANGS = pytest.mark.xfail(run=False, reason="tools.py: a StopIteration from a worker thread never reaches the future")
-
-
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=_HANGS) if k == "caddie" else k for k in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_tool_that_forgets_the_default_of_next(kind: str, invoke: Invoke) -> None:
     """`next()` without a default raises StopIteration, which asyncio cannot carry through a future."""
 

@@ -45,6 +45,8 @@ class SessionConfig:
         profile: what the agent's server needs on the wire (`compatible`, `openai`, `reasoning`, `no-system`).
         on_error: `continue` goes on without advice when a consultation fails; `raise` raises ConsultationError.
         seed: source of all randomness in the protocol.
+        caller_owned: the tools belong to somebody outside, who runs them and owns the turn: calls go out as the model
+            wrote them, whatever they name and hold, and any reply without calls ends the turn (SPEC §4, rule 4).
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -57,6 +59,7 @@ class SessionConfig:
     profile: str = "compatible"
     on_error: Literal["continue", "raise"] = "continue"
     seed: int = 0
+    caller_owned: bool = False
 
     def __post_init__(self) -> None:
         form = action_format(self.format)
@@ -77,6 +80,8 @@ class SessionConfig:
                 raise ConfigError(f"a tool is named {control!r}, which is the name of a control tool; rename it")
         if self.on_error not in ("continue", "raise"):
             raise ConfigError(f"on_error must be 'continue' or 'raise', not {self.on_error!r}")
+        if self.caller_owned and not form.native_tools:
+            raise ConfigError(f"caller_owned: the action format {self.format!r} has no tool calls to hand out")
         form.check({name: single_argument(tool) for name, tool in zip(names, self.tools, strict=True)})
 
     def dump(self) -> dict[str, Any]:
@@ -92,6 +97,7 @@ class SessionConfig:
             "profile": self.profile,
             "on_error": self.on_error,
             "seed": self.seed,
+            "caller_owned": self.caller_owned,
         }
 
     @classmethod

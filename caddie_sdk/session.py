@@ -17,7 +17,8 @@ Every way into Caddie is a thin shell around it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -95,6 +96,7 @@ class Session:
         self.notice = ""
         self.synthetic = 0
         self.turn: dict[str, Any] | None = None
+        self.observing = False
         self._wire_up()
 
     def _wire_up(self) -> None:
@@ -132,7 +134,8 @@ class Session:
             raise SessionError(f"model_replied takes an assistant message, not one of role {reply['role']!r}")
         self.usage += usage or Usage(calls=1)
         if self._format.native_tools:
-            reply = self._with_ids(calls_in_text(reply))
+            # A caller who owns the tools has been shown the text as it is, so there it stays text.
+            reply = self._with_ids(reply if self.config.caller_owned else calls_in_text(reply))
         else:
             # No tools were offered, so nothing could answer these calls; the text alone says what is meant.
             reply.pop("tool_calls", None)
@@ -168,7 +171,7 @@ class Session:
         """
         self._require("critic_replied", "critic")
         critique = _checked(critique)
-        if not critique.ok and self.config.on_error == "raise":
+        if not critique.ok and self.config.on_error == "raise" and not self.observing:
             raise ConsultationError(
                 f"the consultation failed ({critique.status}): {critique.detail or 'no detail given'}"
             )
@@ -218,6 +221,95 @@ class Session:
             self.turn = None
         return self._finish(self.draft, reason)
 
+    # ------------------------------------------------------------------ a history that others keep
+
+    def overheard(self, message: Any) -> None:
+        """A message outside of any turn in a history that a caller keeps: a later system message, a greeting, a
+        second assistant message in a row. It is stored and changes nothing else.
+
+        Raises:
+            SessionError: a turn is open, or the message is neither a system nor an assistant message without calls.
+        """
+        self._require("overheard", "ready", "model", "done")
+        heard = canonical(message)
+        if heard["role"] not in ("system", "assistant") or heard.get("tool_calls"):
+            raise SessionError("overheard takes a system message, or an assistant message without tool calls")
+        if self.history.head is None:
+            self._store_system()
+        if heard["role"] == "system":
+            self._append(heard, "system")
+        else:
+            self._append(heard, "action", {"answer": strip_thinking(text_of(heard))})
+
+    def dismissed(self, content: str) -> Command:
+        """The control call that is due was answered by words that are no critique, in a history that others keep."""
+        self._require("dismissed", "critic")
+        _, _, call = self._due(self._turn())
+        if call is None:
+            raise SessionError("dismissed() answers a control call, and this consultation was forced by the protocol")
+        call.update(do="refuse", content=clean(content))
+        return self._continue_turn()
+
+    @contextmanager
+    def observe(self) -> Iterator[None]:
+        """While events tell what has already happened: the protocol forces nothing, and nothing is held or refused."""
+        self.observing = True
+        try:
+            yield
+        finally:
+            self.observing = False
+
+    def resume(self) -> Command:
+        """After `observe`: what comes next, with the protocol's say in it."""
+        return self._next_model_call() if self.phase == "model" else self.command
+
+    def mark(self) -> tuple[int, int]:
+        """The place reached, for `since`."""
+        return len(self.history.path()), len(self.consultations)
+
+    def since(self, mark: tuple[int, int]) -> dict[str, Any]:
+        """What has happened since a mark, as plain JSON that `advance` plays back onto the same history.
+
+        Decisions are kept with their outcome, so playing back needs neither the same protocol nor the same limits.
+        """
+        nodes, consultations = mark
+        return {
+            "version": DUMP_VERSION,
+            "nodes": [
+                {"message": node.message, "kind": node.kind, "step": node.step, "meta": dict(node.meta)}
+                for node in self.history.path()[nodes:]
+            ],
+            "first": consultations,
+            "consultations": self.consultations[consultations:],
+            "state": {name: getattr(self, name) for name in _SNAPSHOT},
+            "turn": copy.deepcopy(self.turn),
+        }
+
+    def advance(self, delta: Mapping[str, Any]) -> None:
+        """Play back what `since` gave.
+
+        Raises:
+            SessionError: the data is of another version, or no such data.
+        """
+        if delta.get("version") != DUMP_VERSION:
+            raise SessionError(f"not a part of a session of version {DUMP_VERSION}")
+        try:
+            # Earlier consultations may be forgotten by now, so the numbers move.
+            shift = len(self.consultations) - delta["first"]
+            for node in delta["nodes"]:
+                self._append(node["message"], node["kind"], _shifted(node["meta"], "consultation", shift))
+                self.history.path()[-1].step = node["step"]
+            self.consultations += delta["consultations"]
+            for name in _SNAPSHOT:
+                setattr(self, name, delta["state"][name])
+            turn = copy.deepcopy(delta["turn"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise SessionError(f"not a part of a session: {error!r} is missing or of the wrong type") from None
+        if turn is not None:
+            turn = _shifted(turn, "forced_advice", shift)
+            turn["calls"] = [_shifted(call, "consultation", shift) for call in turn["calls"]]
+        self.turn = turn
+
     # ------------------------------------------------------------------ queries
 
     @property
@@ -241,6 +333,11 @@ class Session:
     def remaining(self) -> int:
         """Consultations left in this trajectory."""
         return self.config.budget.remaining(self.uses, self.session_uses)
+
+    @property
+    def controls_offered(self) -> list[dict[str, Any]]:
+        """Schemas of the control tools that the agent may call now."""
+        return list(self._control_schemas) if self._offers_control else []
 
     def transcript(self) -> list[Message]:
         """The canonical messages of the active path."""
@@ -304,6 +401,8 @@ class Session:
     def _take_words(self, reply: Message, turn: Turn) -> Command:
         """An answer, a plan, or something that is no legal action."""
         words = strip_thinking(text_of(reply))
+        if turn.answer is None and self.config.caller_owned:
+            turn = Turn(answer=words)
         if turn.answer is not None and (self._may_answer or self.closing):
             self._append(reply, "action", {"answer": turn.answer})
             return self._finish(turn.answer, "answer" if not self.closing else "max_steps")
@@ -370,6 +469,8 @@ class Session:
         entry: dict[str, Any] = {"id": call.id or self._new_id(), "name": name, "arguments": raw, "do": "run"}
         if name in self.config.controls and name:
             return {**entry, "do": "consult", "control": True}
+        if self.config.caller_owned:
+            return self._held(entry)
         if name not in self._tools:
             known = ", ".join(self._tools) or "none"
             return {
@@ -381,12 +482,19 @@ class Session:
         if call.arguments is None:
             told = "The arguments were not a JSON object, so the tool was not run. Send a JSON object."
             return {**entry, "do": "error", "content": told, "error": True}
-        if self.config.protocol.guards(name) and not self.fresh_advice and self._can_consult:
+        return self._held(entry)
+
+    def _held(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """A guarded call waits for advice; what has happened already cannot wait any more."""
+        guarded = not self.observing and self.config.protocol.guards(entry["name"])
+        if guarded and not self.fresh_advice and self._can_consult:
             return {**entry, "do": "hold", "content": NOT_RUN}
         return entry
 
     def _limit_consultations(self, calls: list[dict[str, Any]]) -> None:
         """Within one turn each control is consulted once, and never beyond the budget."""
+        if self.observing:
+            return
         left, seen = (self.remaining if self.config.protocol.self_call else 0), set()
         for call in calls:
             if call["do"] != "consult":
@@ -563,6 +671,9 @@ class Session:
 
     def _next_model_call(self) -> Command:
         """Before the agent acts again: the step limit, then whatever the protocol wants first."""
+        if self.observing:
+            self.phase = "model"
+            return self.command
         if self._at_limit:
             self.closing = True
         elif self._forced_now():
@@ -620,7 +731,7 @@ class Session:
 
         if not self._format.native_tools:
             return CallModel(messages, [], grammar=grammar)
-        tools = [*self._schemas, *self._control_schemas] if self._offers_control else list(self._schemas)
+        tools = [*self._schemas, *self.controls_offered]
         choice: Literal["auto", "none", "required"] = "auto"
         if self.closing:
             choice = "none"
@@ -708,13 +819,24 @@ class Session:
         calls = reply.get("tool_calls")
         if not calls:
             return reply
-        taken = set(self._known_ids())
+        taken: set[str] = set()
         fixed: list[ToolCall] = []
         for call in calls:
-            made = self._new_id(avoid=taken) if not call["id"] or call["id"] in taken else call["id"]
+            made = self.call_id(call["id"], taken)
             taken.add(made)
             fixed.append({**call, "id": made})
         return {**reply, "tool_calls": fixed}
+
+    def call_id(self, proposed: str, taken: set[str]) -> str:
+        """The id under which a call of the next reply is stored: the model's own, unless it is empty or in use.
+
+        Args:
+            proposed: the id the model gave.
+            taken: ids of this same reply, beside those of the history.
+        """
+        if proposed and proposed not in taken and proposed not in self._known_ids():
+            return proposed
+        return self._new_id(avoid=taken | self._known_ids())
 
     def _known_ids(self) -> set[str]:
         if self._ids is None:
@@ -732,6 +854,12 @@ class Session:
     def _finish(self, answer: str | None, reason: Reason) -> Command:
         self.answer, self.reason, self.phase, self.turn = answer, reason, "done", None
         return self.command
+
+
+def _shifted(facts: Mapping[str, Any], name: str, by: int) -> dict[str, Any]:
+    """A copy in which the consultation number under `name`, if there is one, has moved."""
+    number = facts.get(name)
+    return {**facts, name: number + by} if isinstance(number, int) else dict(facts)
 
 
 def _escaped(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:

@@ -1,0 +1,306 @@
+"""One request from its first byte to its last, as a generator that says what I/O it needs.
+
+Two runners carry the steps out: a blocking one and an async one (`caddie_sdk/shells/wrap.py`); the proxy uses the
+async one. What an attempt means, when to consult and what the caller sees is decided here and in the session, once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from caddie_sdk.commands import Consult
+from caddie_sdk.critic import ConsultState
+from caddie_sdk.errors import ConfigError, ConsultationError
+from caddie_sdk.intervention import Never
+from caddie_sdk.relay import sse
+from caddie_sdk.relay.adopt import Terms, Unadopted
+from caddie_sdk.relay.chat import ChatRequest
+from caddie_sdk.relay.exchange import Exchange
+from caddie_sdk.relay.ledger import Ledger, MemoryLedger
+from caddie_sdk.relay.options import Options, read_options
+from caddie_sdk.relay.weave import ChatWeaver
+from caddie_sdk.usage import Usage
+
+log = logging.getLogger("caddie.relay")
+
+# ---------------------------------------------------------------------- steps, and what comes back for each
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this body upstream; comes back: an `Answer`. An earlier answer is closed by it."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Head of an upstream response."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read on in the upstream's body; comes back: bytes, None at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the critic; comes back: a `Critique`."""
+
+    state: ConsultState
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin the response to the caller."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Give the caller these bytes."""
+
+    data: bytes
+
+
+Step = Send | Read | Ask | Start | Emit
+Flow = Generator[Step, Any, None]
+
+
+class Observer(Protocol):
+    """Counts what happens; the proxy's metrics are one."""
+
+    def unadopted(self, reason: str) -> None:
+        """A request went upstream as it was."""
+        ...
+
+    def finished(self, exchange: Exchange) -> None:
+        """A request was answered."""
+        ...
+
+
+class _Silent:
+    def unadopted(self, reason: str) -> None:
+        log.info("passed on without a critic: %s", reason)
+
+    def finished(self, exchange: Exchange) -> None:
+        pass
+
+
+@dataclass
+class Relay:
+    """What all requests of one wrapped client or proxy share."""
+
+    terms: Terms = field(default_factory=Terms)
+    ledger: Ledger = field(default_factory=MemoryLedger)
+    observer: Observer = field(default_factory=_Silent)
+    advice: bool = False
+
+    def handles(self, method: str, path: str) -> bool:
+        """Whether requests to this path are read; all others pass as they are."""
+        return method == "POST" and path.endswith("/chat/completions")
+
+    def flow(self, path: str, headers: Mapping[str, str], body: bytes) -> Flow:
+        """The steps of one request to a path that `handles` accepts."""
+        try:
+            request = json.loads(body)
+            if not isinstance(request, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError):
+            self.observer.unadopted("the body is no JSON object")
+            return (yield from _pass(body))
+        try:
+            options = read_options(headers, request)
+        except ConfigError as error:
+            return (yield from _refuse(400, "invalid_request_error", str(error)))
+        plain = {key: value for key, value in request.items() if key != "caddie"}
+        try:
+            parsed = ChatRequest(plain)
+            terms = options.apply(self.terms)
+            if not parsed.single:
+                terms = _without_consultations(terms)
+            exchange = Exchange(parsed.said, parsed.tools, terms, self.ledger, _scope(headers))
+        except Unadopted as reason:
+            self.observer.unadopted(str(reason))
+            return (yield from _pass(json.dumps(plain).encode() if plain != request else body))
+        steps = _streamed if parsed.stream else _whole
+        try:
+            return (yield from steps(self, parsed, exchange, options))
+        except ConsultationError as error:
+            # Only where the terms say `raise`; a status that clients do not try again.
+            return (yield from _refuse(424, "consultation_failed", str(error)))
+
+
+def _without_consultations(terms: Terms) -> Terms:
+    return Terms(Never(), terms.budget, terms.controls, terms.on_error)
+
+
+def _scope(headers: Mapping[str, str]) -> str:
+    """Callers with different keys share nothing, whatever they say."""
+    key = headers.get("authorization") or headers.get("api-key") or headers.get("x-api-key") or ""
+    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+
+
+def _refuse(status: int, kind: str, message: str) -> Flow:
+    """Our own word to the caller, in the form of OpenAI's errors; after `Start` the runner sends it as an event."""
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}})
+    yield Start(status, {"content-type": "application/json"})
+    yield Emit(body.encode())
+
+
+# ---------------------------------------------------------------------- as it is
+
+
+def _pass(body: bytes) -> Flow:
+    answer: Answer = yield Send(body)
+    yield from _copy(answer)
+
+
+def _copy(answer: Answer) -> Flow:
+    """The upstream's answer, unchanged."""
+    yield Start(answer.status, answer.headers)
+    while (data := (yield Read())) is not None:
+        yield Emit(data)
+
+
+def _read_all() -> Generator[Step, Any, bytes]:
+    parts = []
+    while (data := (yield Read())) is not None:
+        parts.append(data)
+    return b"".join(parts)
+
+
+def _consult(exchange: Exchange) -> Flow:
+    """Ask the critic for as long as the session wants it."""
+    while isinstance(exchange.command, Consult):
+        exchange.critic_replied((yield Ask(exchange.command.state)))
+
+
+def _upstream(parsed: Any, exchange: Exchange) -> Generator[Step, Any, Answer]:
+    """Send what the model is to see now. A failure keeps what has been asked of the critic so far."""
+    try:
+        answer: Answer = yield Send(json.dumps(parsed.upstream(exchange)).encode())
+    except Exception:
+        exchange.abandon()
+        raise
+    if answer.status != 200:
+        exchange.abandon()
+    return answer
+
+
+# ---------------------------------------------------------------------- without a stream
+
+
+def _whole(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -> Flow:
+    answers: list[dict[str, Any]] = []
+    while True:
+        yield from _consult(exchange)
+        answer = yield from _upstream(parsed, exchange)
+        if answer.status != 200:
+            return (yield from _copy(answer))
+        body = yield from _read_all()
+        try:
+            said = json.loads(body)
+            message, raw, usage = parsed.read(said)
+        except (ValueError, Unadopted):
+            # No answer that could be read: the caller is told what the server said.
+            exchange.abandon()
+            yield Start(answer.status, answer.headers)
+            yield Emit(body)
+            return None
+        answers.append(said)
+        exchange.replied(message, raw, usage)
+        yield from _consult(exchange)
+        if exchange.done:
+            break
+    composed = parsed.compose(exchange, answers, exchange.report(advice=options.advice or relay.advice))
+    relay.observer.finished(exchange)
+    unchanged = len(answers) == 1 and composed == said
+    yield Start(200, answer.headers)
+    yield Emit(body if unchanged else json.dumps(composed, ensure_ascii=False).encode("utf-8", "replace"))
+    return None
+
+
+# ---------------------------------------------------------------------- as a stream
+
+
+def _streamed(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -> Flow:
+    session = exchange.session
+    weaver = ChatWeaver(session.config.controls, session.config.protocol.guards, session.call_id, quiet=parsed.quiet)
+    started = False
+    while True:
+        yield from _consult(exchange)
+        answer = yield from _upstream(parsed, exchange)
+        if answer.status != 200:
+            return (yield from (_error_event() if started else _copy(answer)))
+        if not started:
+            yield Start(200, answer.headers)
+            started = True
+        weaver.begin()
+        if not (yield from _weave(weaver, exchange)):
+            return None
+        message = weaver.message()
+        said, raw = parsed.heard(message)
+        exchange.replied(said, raw, Usage.from_openai(weaver.turn_usage))
+        yield from _consult(exchange)
+        if exchange.done:
+            break
+    visible = exchange.visible(quiet=parsed.quiet)
+    exchange.save(visible)
+    relay.observer.finished(exchange)
+    report = exchange.report(advice=options.advice or relay.advice)
+    for chunk in weaver.end(visible, usage=parsed.include_usage, extension=report):
+        yield Emit(sse.event(chunk))
+    yield Emit(sse.event(sse.DONE))
+    return None
+
+
+def _weave(weaver: ChatWeaver, exchange: Exchange) -> Generator[Step, Any, bool]:
+    """One upstream stream; whether it came to its end."""
+    reader, complete = sse.EventReader(), False
+    try:
+        while not complete:
+            data = yield Read()
+            for event in reader.feed(data) if data is not None else reader.close():
+                if event.data == sse.DONE:
+                    complete = True
+                    break
+                chunk = event.json()
+                if not isinstance(chunk, dict) or "error" in chunk:
+                    exchange.abandon()
+                    yield Emit(sse.event(event.data, event.name))
+                    return False
+                shown = weaver.feed(chunk)
+                if shown:
+                    yield Emit(b"".join(sse.event(piece) for piece in shown))
+            if data is None:
+                break
+    except Exception:
+        exchange.abandon()
+        raise
+    if not complete and weaver.finish is None:
+        exchange.abandon()
+        return False  # it broke off: so it does for the caller
+    return True
+
+
+def _error_event() -> Flow:
+    """The upstream refused to go on in the middle of the caller's stream."""
+    body = yield from _read_all()
+    try:
+        said = json.loads(body)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or "error" not in said:
+        said = {"error": {"message": body.decode("utf-8", "replace")[:2000], "type": "upstream_error"}}
+    yield Emit(sse.event(said))

@@ -70,7 +70,7 @@ class ChatEndpoint:
         params: Mapping[str, Any] | None = None,
         grammar: str | None = None,
     ) -> None:
-        self.base_url = _with_v1(base_url)
+        self.base_url = with_v1(base_url)
         self.model = model
         self.timeout = timeout
         self._policy = RetryPolicy(tries=max(1, attempts), backoff=_BACKOFF, max_wait=_MAX_WAIT)
@@ -267,7 +267,12 @@ def _checked_key(api_key: str | None) -> str:
     return key
 
 
-def _with_v1(base_url: str) -> str:
+def with_v1(base_url: str) -> str:
+    """A server's base URL, ending in its API version; `/v1` where it names none.
+
+    Raises:
+        ConfigError: it is no http URL.
+    """
     try:
         parts = urlsplit(base_url.strip())
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -740,13 +740,17 @@ class Session:
         return CallModel(messages, tools, choice, grammar)
 
     def _consult_state(self) -> ConsultState:
-        turn, budget = self._turn(), self.config.budget
-        control, trigger, _ = self._due(turn)
+        control, trigger, _ = self._due(self._turn())
+        return self.consult_state(control, trigger)
+
+    def consult_state(self, control: str, trigger: str = "self-call") -> ConsultState:
+        """What a critic asked now would be shown, in any phase. Nothing changes; the advice is not awaited here."""
+        budget = self.config.budget
         return ConsultState(
             control=control,
             trigger=trigger,
             step=self.step,
-            events=read_trajectory(self._path_in_turn(turn), self.consultations),
+            events=read_trajectory(self._path_in_turn(self.turn or {"calls": ()}), self.consultations),
             system=self.config.system,
             tools=self.config.tools,
             remaining=max(self.remaining - 1, 0),

@@ -148,6 +148,42 @@ def serve(
 
 
 @app.command()
+def proxy(
+    upstream: Annotated[str, typer.Option(help="Base URL of the model server that requests go to.")],
+    critic: Annotated[
+        str, typer.Option(help="off, embedded, the URL of a served critic, or a checkpoint to serve.")
+    ] = "embedded",
+    critic_key_env: CriticKeyEnv = None,
+    pack: Pack = None,
+    protocol: Protocol = "self-call",
+    max_uses: Annotated[int, typer.Option(min=0, help="Consultations per user turn.")] = 3,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length of one critique, in tokens.")] = 512,
+    timeout: Timeout = 60.0,
+    host: Annotated[
+        str, typer.Option(help="Address to bind; anything but loopback is open to the network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    ledger: Annotated[
+        Path | None, typer.Option(help="SQLite file for turns with consultations; by default they are kept in memory.")
+    ] = None,
+    advice: Annotated[bool, typer.Option("--advice", help="Put critiques into the answers' field `caddie`.")] = False,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Largest request body, in MiB.")] = 32,
+    idle: Annotated[float, typer.Option(min=0.1, help="Seconds without a byte from the upstream.")] = 600.0,
+    total: Annotated[float, typer.Option(min=0.1, help="Seconds for a whole request.")] = 3600.0,
+    drain: Annotated[int, typer.Option(min=0, help="Seconds that streams may still take at shutdown.")] = 60,
+    allow_mismatch: AllowMismatch = False,
+) -> None:
+    """Run an OpenAI-compatible proxy that gives every agent behind it a critic."""
+    from caddie_sdk.cli.proxy import ProxyChoices, run_proxy
+
+    chosen = ProxyChoices(
+        upstream=upstream, host=host, port=port, protocol=protocol, max_uses=max_uses, max_tokens=max_tokens,
+        timeout=timeout, ledger=ledger, advice=advice, max_body_mb=max_body_mb, idle=idle, total=total, drain=drain,
+    )  # fmt: skip
+    run_proxy(chosen, Choices(critic=critic, critic_key_env=critic_key_env, pack=pack, allow_mismatch=allow_mismatch))
+
+
+@app.command()
 def packs() -> None:
     """List the critic packs that come along, with their hashes."""
     from caddie_critics import list_packs, load_pack

@@ -133,7 +133,7 @@ def cast(choices: Choices, stack: ExitStack) -> Cast:
 
         ready.feedback = SelfCritic(model, pack=choices.pack or DEFAULT_PACK, temperature=None, top_p=None)
     elif choices.critic not in ("off", "none"):
-        ready.critic = _outside_critic(choices, stack)
+        ready.critic = outside_critic(choices, stack)
     return ready
 
 
@@ -167,7 +167,12 @@ def _embedded(choices: Choices) -> ChatEndpoint:
     return ChatEndpoint(params=params, **embedded_server().settings)
 
 
-def _outside_critic(choices: Choices, stack: ExitStack) -> Critic:
+def outside_critic(choices: Choices, stack: ExitStack) -> Critic:
+    """The critic that `choices.critic` names: a served one, a checkpoint to serve, or the embedded model.
+
+    Raises:
+        ConfigError, EndpointError, PackError, ServeError: with one line on what to mend.
+    """
     from caddie_critics import EndpointCritic
     from caddie_critics.checkpoint import parse_served_id
 

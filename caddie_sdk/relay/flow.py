@@ -21,9 +21,10 @@ from caddie_sdk.relay import sse
 from caddie_sdk.relay.adopt import Terms, Unadopted
 from caddie_sdk.relay.chat import ChatRequest
 from caddie_sdk.relay.exchange import Exchange
-from caddie_sdk.relay.ledger import Ledger, MemoryLedger
+from caddie_sdk.relay.ledger import Ledger, MemoryLedger, beside
 from caddie_sdk.relay.options import Options, read_options
 from caddie_sdk.relay.weave import ChatWeaver
+from caddie_sdk.session import Session
 from caddie_sdk.usage import Usage
 
 log = logging.getLogger("caddie.relay")
@@ -108,7 +109,23 @@ class Relay:
 
     def handles(self, method: str, path: str) -> bool:
         """Whether requests to this path are read; all others pass as they are."""
-        return method == "POST" and path.endswith("/chat/completions")
+        return bool(self.terms.controls) and method == "POST" and path.endswith("/chat/completions")
+
+    def finished(self, exchange: Exchange, options: Options) -> None:
+        """A request is answered."""
+        self.observer.finished(exchange)
+        if options.session:
+            self.remember(options.session, exchange)
+
+    def remember(self, name: str, exchange: Exchange) -> None:
+        """Keep a conversation under its session name, for advice that is asked for from elsewhere."""
+        self.ledger.put(beside(name, "session"), exchange.session.dump())
+
+    def recall(self, name: str) -> Session | None:
+        """The conversation last relayed under this session name."""
+        key = beside(name, "session")
+        found = self.ledger.get([key]).get(key)
+        return None if found is None else Session.load(found)
 
     def flow(self, path: str, headers: Mapping[str, str], body: bytes) -> Flow:
         """The steps of one request to a path that `handles` accepts."""
@@ -224,7 +241,7 @@ def _whole(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -> F
         if exchange.done:
             break
     composed = parsed.compose(exchange, answers, exchange.report(advice=options.advice or relay.advice))
-    relay.observer.finished(exchange)
+    relay.finished(exchange, options)
     unchanged = len(answers) == 1 and composed == said
     yield Start(200, answer.headers)
     yield Emit(body if unchanged else json.dumps(composed, ensure_ascii=False).encode("utf-8", "replace"))
@@ -257,7 +274,7 @@ def _streamed(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -
             break
     visible = exchange.visible(quiet=parsed.quiet)
     exchange.save(visible)
-    relay.observer.finished(exchange)
+    relay.finished(exchange, options)
     report = exchange.report(advice=options.advice or relay.advice)
     for chunk in weaver.end(visible, usage=parsed.include_usage, extension=report):
         yield Emit(sse.event(chunk))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from caddie_sdk import tracing
 from caddie_sdk.critic import ConsultState, Critic
 from caddie_sdk.critique import Critique
 from caddie_sdk.errors import ConfigError
@@ -36,6 +37,13 @@ def being_cancelled(error: BaseException) -> bool:
 
 async def aconsult(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
     """Ask the critic behind `state.control`. Always returns; only cancellation gets through."""
+    with tracing.consultation(state, critics.get(state.control)) as span:
+        critique = await _aask(critics, state)
+        span.advised(critique)
+        return critique
+
+
+async def _aask(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
     started = time.monotonic()
     try:
         async with asyncio.timeout(state.timeout):
@@ -53,6 +61,13 @@ async def aconsult(critics: Mapping[str, Critic], state: ConsultState) -> Critiq
 
 def consult(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
     """Blocking twin of `aconsult`. The deadline is kept by the critic's own blocking call."""
+    with tracing.consultation(state, critics.get(state.control)) as span:
+        critique = _ask(critics, state)
+        span.advised(critique)
+        return critique
+
+
+def _ask(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
     started = time.monotonic()
     try:
         critique = _checked(critics[state.control].critique(state))

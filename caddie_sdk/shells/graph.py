@@ -7,14 +7,16 @@ can store it, and a thread goes on in another process from whatever node it had 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
-from langgraph.config import get_stream_writer
+from langgraph.config import get_config, get_stream_writer
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
@@ -22,7 +24,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.managed import RemainingSteps
 from typing_extensions import TypedDict  # pydantic makes JSON schemas of no other kind before Python 3.12
 
-from caddie_sdk import _blocking
+from caddie_sdk import _blocking, tracing
 from caddie_sdk.actions import Call
 from caddie_sdk.budget import Budget
 from caddie_sdk.commands import CallModel, Consult, Reject, RunTools
@@ -34,11 +36,14 @@ from caddie_sdk.intervention import Intervention, Never, parse_protocol
 from caddie_sdk.messages import Message, canonical, profile_for, wire
 from caddie_sdk.messages import profile as profile_named
 from caddie_sdk.model import ChatModel
+from caddie_sdk.records import RecordError
 from caddie_sdk.session import Session
 from caddie_sdk.shells.consult import aconsult, check_controls
 from caddie_sdk.shells.langchain import LangChainModel, to_canonical, to_tools
-from caddie_sdk.shells.loop import run_call
+from caddie_sdk.shells.loop import ask_model, run_call
 from caddie_sdk.tools import Tool
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_MAX_STEPS = 40
 _DURABLE = {"__pregel_durability": "sync"}
@@ -107,6 +112,7 @@ def create_caddie_agent(
     on_error: str = "continue",
     seed: int = 0,
     checkpointer: Any = None,
+    traces: tracing.TraceSink | None = None,
     interrupt_before: Sequence[str] | None = None,
     interrupt_after: Sequence[str] | None = None,
     name: str = "caddie",
@@ -129,6 +135,7 @@ def create_caddie_agent(
         on_error: `continue` goes on without advice when a consultation fails, `raise` raises.
         seed: source of the protocol's randomness.
         checkpointer: any LangGraph checkpointer; threads then survive restarts, and `interrupt` works in tools.
+        traces: where each finished turn is recorded, for evals and training.
         interrupt_before, interrupt_after: nodes to pause at (`agent`, `tools`, `critic`).
         name: the graph's name.
 
@@ -161,10 +168,11 @@ def create_caddie_agent(
         model=_chat_model(model, base_url, api_key),
         tools={tool.name: tool for tool in ready},
         critics=critics,
+        traces=traces,
     )
     builder = nodes.graph()
     try:
-        graph = builder.compile(
+        compiled = builder.compile(
             checkpointer=checkpointer,
             interrupt_before=_pauses("interrupt_before", interrupt_before, builder.nodes),
             interrupt_after=_pauses("interrupt_after", interrupt_after, builder.nodes),
@@ -172,6 +180,7 @@ def create_caddie_agent(
         )
     except TypeError as error:
         raise ConfigError(f"checkpointer: {error}") from error
+    graph = _Agent(**vars(compiled))  # as LangGraph's own `copy` does
     # Without a checkpointer LangGraph waits for a write that never was, and fails.
     return graph.with_config(recursion_limit=_RECURSION_LIMIT, configurable=_DURABLE if checkpointer else {})
 
@@ -237,6 +246,39 @@ def _profile_name(model: Any) -> str:
     return profile_for(str(known)).name
 
 
+class _Agent(CompiledStateGraph[Any, Any, Any, Any]):
+    """The compiled graph, with one span around each run. `invoke` and `ainvoke` stream as well."""
+
+    def _span(self, config: RunnableConfig | None) -> tracing.Span:
+        thread = ((config or {}).get("configurable") or {}).get("thread_id")
+        return tracing.invoke_agent(self.get_name(), conversation="" if thread is None else str(thread))
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **settings: Any) -> Iterator[Any]:  # type: ignore[override]
+        """See `CompiledStateGraph.stream`."""
+        chunks: Any = super().stream(input, config, **settings)
+        with self._span(config).ending() as run, closing(chunks):
+            while True:
+                with run.current():  # never across a yield: the caller's own spans are not inside ours
+                    try:
+                        chunk = next(chunks)
+                    except StopIteration:
+                        return
+                yield chunk
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **settings: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+        """See `CompiledStateGraph.astream`."""
+        chunks: Any = super().astream(input, config, **settings)
+        with self._span(config).ending() as run:
+            async with aclosing(chunks):
+                while True:
+                    with run.current():
+                        try:
+                            chunk = await anext(chunks)
+                        except StopAsyncIteration:
+                            return
+                    yield chunk
+
+
 _Work = Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]
 
 
@@ -261,6 +303,7 @@ class _Nodes:
     model: ChatModel
     tools: Mapping[str, Tool]
     critics: Mapping[str, Critic]
+    traces: tracing.TraceSink | None = None
 
     def graph(self) -> StateGraph[Any, Any, Any, Any]:
         builder: StateGraph[Any, Any, Any, Any] = StateGraph(
@@ -296,7 +339,7 @@ class _Nodes:
         # Several messages are one turn: after the first, a protocol may want its critic before anything else is said.
         session.user_said(said[0] if len(said) == 1 else wire(said, profile_named("compatible"))[0])
         # Until this turn has its own answer, nobody may take the earlier turn's for it.
-        return {"answer": None, "reason": "", **_update(session, state)}
+        return {"answer": None, "reason": "", **self._update(session, state)}
 
     async def agent(self, state: AgentState) -> dict[str, Any]:
         """Ask the agent's model."""
@@ -308,15 +351,15 @@ class _Nodes:
             # LangGraph's own limit is near: an answer now is worth more than an exception later.
             command = session.close()
         if not isinstance(command, CallModel):
-            return _update(session, state)
+            return self._update(session, state)
         try:
-            reply = await self.model.acomplete(command)
+            reply = await ask_model(self.model, command)
         except ContextOverflow:
             session.stop("context_overflow")
         else:
             session.model_replied(reply.message, reply.usage)
             _write({"event": "reply", "message": canonical(reply.message)})
-        return _update(session, state)
+        return self._update(session, state)
 
     async def atools(self, state: AgentState) -> dict[str, Any]:
         """Run the calls of a turn side by side."""
@@ -356,7 +399,7 @@ class _Nodes:
             raise GraphInterrupt(asked) if len(asked) > 1 else raised[0]
         session.tools_returned(outcomes)
         _write({"event": "observations", "results": [dict(result) for result in outcomes]})
-        return _update(session, state)
+        return self._update(session, state)
 
     async def consult(self, state: AgentState) -> dict[str, Any]:
         """Ask the critic."""
@@ -365,7 +408,34 @@ class _Nodes:
         assert isinstance(command, Consult)
         session.critic_replied(await aconsult(self.critics, command.state))
         _write({"event": "consultation", **session.consultations[-1]})
-        return _update(session, state)
+        return self._update(session, state)
+
+    def _update(self, session: Session, state: AgentState) -> dict[str, Any]:
+        if session.phase != "done" and _left(state) <= 1:
+            session.stop("max_steps")
+        update: dict[str, Any] = {"session": session.dump()}
+        if session.phase == "done":
+            self._finished(session)
+            update |= {
+                "messages": session.transcript(),
+                "answer": session.answer,
+                "reason": session.reason,
+                "consultations": list(session.consultations),
+                "usage": {"agent": session.usage.dump(), "critic": session.critic_usage.dump()},
+            }
+        return update
+
+    def _finished(self, session: Session) -> None:
+        """Tell whoever traces. A full disk must not cost the user the answer."""
+        tracing.current_run().finished(session)
+        if self.traces is None:
+            return
+        thread = get_config().get("configurable", {}).get("thread_id", "")
+        try:
+            name = tracing.model_name(self.model)
+            self.traces.write(session, way="graph", model=name, conversation=str(thread))
+        except RecordError as error:
+            _log.warning("a trace is lost: %s", error)
 
 
 def _as_task(run: Callable[[Call], Any], command: RunTools) -> Callable[[Call], Any]:
@@ -382,21 +452,6 @@ def _as_task(run: Callable[[Call], Any], command: RunTools) -> Callable[[Call], 
 def _left(state: AgentState) -> int:
     """Nodes that LangGraph's own limit still allows, this one among them."""
     return state.get("remaining_steps", _RECURSION_LIMIT)
-
-
-def _update(session: Session, state: AgentState) -> dict[str, Any]:
-    if session.phase != "done" and _left(state) <= 1:
-        session.stop("max_steps")
-    update: dict[str, Any] = {"session": session.dump()}
-    if session.phase == "done":
-        update |= {
-            "messages": session.transcript(),
-            "answer": session.answer,
-            "reason": session.reason,
-            "consultations": list(session.consultations),
-            "usage": {"agent": session.usage.dump(), "critic": session.critic_usage.dump()},
-        }
-    return update
 
 
 _NODE = {"model": "agent", "rejected": "agent", "tools": "tools", "critic": "critic", "done": END}

@@ -61,6 +61,8 @@ def wrap(
         ConfigError: it is no openai client, or a setting is wrong.
     """
     critics = {name: c for name, c in ((CALL_CRITIC, critic), (REQUEST_FEEDBACK, feedback)) if c is not None}
+    if not critics:
+        raise ConfigError("wrap needs a critic, a feedback critic, or both")
     relay = make_relay(critics, protocol=protocol, budget=budget, on_error=on_error, ledger=ledger, advice=advice)
     http = getattr(client, "_client", None)
     if not hasattr(client, "copy") or not hasattr(http, "build_request"):
@@ -86,8 +88,6 @@ def make_relay(
     for name, critic in critics.items():
         if isinstance(critic, type) or not isinstance(critic, Critic):
             raise ConfigError(f"the critic behind {name} must have critique() and acritique(); got {critic!r}")
-    if not critics:
-        raise ConfigError("wrap needs a critic, a feedback critic, or both")
     if on_error not in ("continue", "raise"):
         raise ConfigError(f"on_error must be 'continue' or 'raise', not {on_error!r}")
     rule = parse_protocol(protocol) if isinstance(protocol, str) else protocol

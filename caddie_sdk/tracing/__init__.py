@@ -27,7 +27,16 @@ from __future__ import annotations
 from caddie_sdk.tracing.prefixes import Prefix, prefixes
 from caddie_sdk.tracing.redaction import KEYS, PATTERNS, PHONE, Redactor
 from caddie_sdk.tracing.sink import Trace, TraceSink, read_traces
-from caddie_sdk.tracing.spans import Span, chat, configure, consultation, execute_tool, invoke_agent
+from caddie_sdk.tracing.spans import (
+    Span,
+    chat,
+    configure,
+    consultation,
+    current_run,
+    execute_tool,
+    invoke_agent,
+    model_name,
+)
 
 __all__ = [
     "KEYS",
@@ -41,8 +50,10 @@ __all__ = [
     "chat",
     "configure",
     "consultation",
+    "current_run",
     "execute_tool",
     "invoke_agent",
+    "model_name",
     "prefixes",
     "read_traces",
 ]

@@ -33,7 +33,7 @@ def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     if message.get("reasoning_content"):
         parts.append({"type": "reasoning", "content": message["reasoning_content"]})
-    if text := text_of({"role": message.get("role"), "content": content or ""}):  # type: ignore[typeddict-item]
+    if text := text_of({"role": message.get("role"), "content": content or ""}):
         parts.append({"type": "text", "content": text})
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}

@@ -113,6 +113,19 @@ class Span:
         """Make it the parent of what is opened inside the block, without ending it."""
         return nullcontext()
 
+    @contextmanager
+    def ending(self) -> Iterator[Span]:
+        """End it after the block, an exception being its failure, without making it current: for generators."""
+        try:
+            yield self
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            self.end()
+
     def end(self) -> None:
         """End it. Whatever comes later does nothing."""
 
@@ -145,7 +158,7 @@ def invoke_agent(name: str = "caddie", *, conversation: str = "", model: Any = N
         "INTERNAL",
         {
             "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.provider.name": _provider(model),
+            "gen_ai.provider.name": "caddie",
             "gen_ai.agent.name": name,
             "gen_ai.conversation.id": conversation or None,
             "gen_ai.request.model": model_name(model) or None,
@@ -290,8 +303,12 @@ def _open(
 
 def _redacted(content: Any) -> str:
     """Content as an attribute holds it: text, or JSON text."""
-    safe = _settings.redactor.value(content)
-    return safe if isinstance(safe, str) else dump_json(safe)
+    try:
+        safe = _settings.redactor.value(content)
+        return safe if isinstance(safe, str) else dump_json(safe)
+    except (RecursionError, ValueError, TypeError) as error:
+        # Watching must not break the work, and what could not be checked must not get out.
+        return f"[not recorded: {type(error).__name__}]"
 
 
 class _Recording(Span):

@@ -1,0 +1,331 @@
+"""The proxy: an OpenAI-compatible server between an agent in any language and its model, with a critic at hand.
+
+    /v1/chat/completions, /v1/responses   through the relay, streaming or not
+    everything else                       passes to the upstream as it is
+    /caddie/critique                      advice on a conversation, by its messages or its session name
+    /healthz, /metrics                    for operators
+
+The caller's key goes upstream with its request and nowhere else. Contents are never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from caddie_sdk.critic import Critic
+from caddie_sdk.critique import Critique
+from caddie_sdk.endpoint import with_v1
+from caddie_sdk.errors import CaddieError, ConfigError, MissingExtra
+from caddie_sdk.relay import sse
+from caddie_sdk.relay.flow import Emit, Relay, Start
+from caddie_sdk.shells.consult import aconsult
+from caddie_sdk.shells.metrics import Metrics
+from caddie_sdk.shells.runners import AsyncRunner, passing
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingExtra("the proxy", "proxy") from error
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger("caddie.proxy")
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may cost.
+
+    Attributes:
+        max_body: bytes of a request body.
+        connect: seconds until the upstream accepts a connection.
+        idle: seconds without a byte from the upstream.
+        total: seconds for the whole request, consultations included.
+        connections: to the upstream, at one time.
+    """
+
+    max_body: int = 32 * 2**20
+    connect: float = 10.0
+    idle: float = 600.0
+    total: float = 3600.0
+    connections: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("max_body", "connect", "idle", "total", "connections"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"limits: {name} must be positive")
+
+
+class _TooLarge(Exception):
+    """The request's body exceeds the limit."""
+
+
+def create_app(
+    upstream: str,
+    critics: Mapping[str, Critic],
+    relay: Relay,
+    *,
+    limits: Limits | None = None,
+    metrics: Metrics | None = None,
+    on_shutdown: Callable[[], Any] | None = None,
+) -> Starlette:
+    """The proxy as an ASGI application.
+
+    Args:
+        upstream: base URL of the model server, with or without `/v1`.
+        critics: control tool name to critic; none at all makes a plain proxy.
+        relay: see `caddie_sdk.shells.wrap.make_relay`.
+        limits: of size and time.
+        metrics: where counts go; by default a registry of the application's own.
+        on_shutdown: called when the server has drained.
+
+    Raises:
+        ConfigError: the URL cannot be one.
+    """
+    proxy = _Proxy(with_v1(upstream), critics, relay, limits or Limits(), metrics or Metrics())
+    relay.observer = proxy.metrics
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with proxy.http:
+            yield
+        if on_shutdown is not None:
+            on_shutdown()
+
+    routes = [
+        Route("/healthz", proxy.healthz),
+        Route("/metrics", proxy.metrics_page),
+        Route("/caddie/critique", proxy.critique, methods=["POST"]),
+        Route("/{path:path}", proxy.relayed, methods=_METHODS),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+class _Proxy:
+    def __init__(
+        self, upstream: str, critics: Mapping[str, Critic], relay: Relay, limits: Limits, metrics: Metrics
+    ) -> None:
+        self.base, self.critics, self.relay = upstream, critics, relay
+        self.limits, self.metrics = limits, metrics
+        parts = urlsplit(upstream)
+        self.root = f"{parts.scheme}://{parts.netloc}"
+        self.http = httpx.AsyncClient(
+            timeout=httpx.Timeout(limits.idle, connect=limits.connect, pool=limits.total),
+            limits=httpx.Limits(max_connections=limits.connections, max_keepalive_connections=limits.connections),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    # ---------------------------------------------------------------- operators
+
+    async def healthz(self, request: Request) -> Response:
+        """Alive; says nothing about the upstream."""
+        return JSONResponse({"status": "ok"})
+
+    async def metrics_page(self, request: Request) -> Response:
+        """Prometheus text."""
+        return Response(self.metrics.page(), media_type=self.metrics.content_type)
+
+    # ---------------------------------------------------------------- requests
+
+    async def relayed(self, request: Request) -> Response:
+        """A request for the upstream, through the relay where it handles the path."""
+        try:
+            body = await self._body(request)
+        except _TooLarge:
+            limit = f"{self.limits.max_body:,} bytes"
+            return error_response(413, "request_too_large", f"the request body is larger than {limit}")
+        send = self._sender(request)
+        if self.relay.handles(request.method, request.url.path):
+            runner = AsyncRunner(self.relay.flow(request.url.path, request.headers, body), send, self.critics)
+            return _Relayed(runner, self)
+        return _Relayed(_Plain(send, body), self)
+
+    def _sender(self, request: Request) -> Callable[[bytes], Any]:
+        url, headers = self._url(request), passing(request.headers)
+
+        async def send(body: bytes) -> httpx.Response:
+            sent = self.http.build_request(request.method, url, headers=headers, content=body or None)
+            return await self.http.send(sent, stream=True)
+
+        return send
+
+    def _url(self, request: Request) -> str:
+        path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1").partition("?")[0]
+        url = self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self.root + path
+        query = request.scope.get("query_string", b"").decode("latin-1")
+        return f"{url}?{query}" if query else url
+
+    async def _body(self, request: Request) -> bytes:
+        declared = request.headers.get("content-length", "0")
+        if declared.isdigit() and int(declared) > self.limits.max_body:
+            raise _TooLarge
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self.limits.max_body:
+                raise _TooLarge
+            parts.append(part)
+        return b"".join(parts)
+
+    # ---------------------------------------------------------------- advice for others
+
+    async def critique(self, request: Request) -> Response:
+        """Advice on a conversation that is given, or that this proxy has relayed under a session name."""
+        try:
+            asked = json.loads(await self._body(request))
+            if not isinstance(asked, dict):
+                raise ValueError("not an object")
+        except _TooLarge:
+            return error_response(413, "request_too_large", "the request body is too large")
+        except ValueError:
+            return error_response(400, "invalid_request_error", "the body must be a JSON object")
+        try:
+            critique = await self._advice(asked)
+        except LookupError as error:
+            return error_response(404, "not_found", str(error.args[0]))
+        except CaddieError as error:
+            return error_response(400, "invalid_request_error", str(error))
+        facts = {name: getattr(critique, name) for name in ("status", "analysis", "advice", "seconds")}
+        return JSONResponse({**facts, "usage": asdict(critique.usage)})
+
+    async def _advice(self, asked: Mapping[str, Any]) -> Critique:
+        from caddie_sdk.relay.advise import advise
+
+        control = str(asked.get("control") or next(iter(self.critics), ""))
+        if control not in self.critics:
+            raise ConfigError(f"there is no critic behind {control!r} here")
+        if (name := asked.get("session_id")) is None:
+            messages, tools = asked.get("messages") or [], asked.get("tools") or []
+            return await advise(messages, tools, self.critics, control=control, budget=self.relay.terms.budget)
+        session = self.relay.recall(str(name))
+        if session is None:
+            raise LookupError(f"no conversation is known under the session {str(name)!r}")
+        return await aconsult(self.critics, session.consult_state(control))
+
+
+def error_response(status: int, kind: str, message: str) -> Response:
+    """An error in the form of OpenAI's."""
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": None}}, status)
+
+
+class _Plain:
+    """A request that passes as it is, in the shape of a runner."""
+
+    def __init__(self, send: Callable[[bytes], Any], body: bytes) -> None:
+        self._send, self._body = send, body
+        self._response: httpx.Response | None = None
+
+    async def head(self) -> Start:
+        self._response = await self._send(self._body)
+        kept = passing(self._response.headers)
+        for name in ("content-length", "content-encoding"):
+            if name in self._response.headers:
+                kept[name] = self._response.headers[name]
+        return Start(self._response.status_code, kept)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        assert self._response is not None
+        async for part in self._response.aiter_raw():
+            yield part
+
+    async def aclose(self) -> None:
+        if self._response is not None:
+            await self._response.aclose()
+
+
+class _Relayed(Response):
+    """Sends what a runner gives. When the caller hangs up, everything that is under way for it is cancelled."""
+
+    def __init__(self, runner: Any, proxy: _Proxy) -> None:
+        self._runner, self._proxy = runner, proxy
+        self._started = self._streams = False
+        self.status = 0
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.monotonic()
+        with self._proxy.metrics.in_flight():
+            work = asyncio.create_task(self._work(send))
+            gone = asyncio.create_task(_hung_up(receive))
+            try:
+                await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    self.status = 499
+            finally:
+                for task in (work, gone):
+                    task.cancel()
+                await asyncio.gather(work, gone, return_exceptions=True)
+                await asyncio.shield(self._runner.aclose())
+        self._proxy.metrics.request(scope["path"], self.status, time.monotonic() - started)
+        if work.done() and not work.cancelled() and (error := work.exception()) is not None:
+            raise error
+
+    async def _work(self, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._proxy.limits.total):
+                await self._relay(send)
+        except (httpx.HTTPError, TimeoutError, CaddieError) as error:
+            await self._failed(send, error)
+
+    async def _relay(self, send: Send) -> None:
+        head = await self._runner.head()
+        self.status = head.status
+        self._streams = "text/event-stream" in head.headers.get("content-type", "")
+        if self._streams or isinstance(self._runner, _Plain):
+            await self._begin(send, head)
+            async for part in self._runner:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        else:
+            whole = b"".join([part async for part in self._runner])
+            await self._begin(send, Start(head.status, {**head.headers, "content-length": str(len(whole))}))
+            await send({"type": "http.response.body", "body": whole, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, send: Send, head: Start) -> None:
+        self._started = True
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers.items()]
+        await send({"type": "http.response.start", "status": head.status, "headers": headers})
+
+    async def _failed(self, send: Send, error: Exception) -> None:
+        """The upstream cannot be reached or has stopped answering: say so in the form the caller can still read."""
+        slow = isinstance(error, TimeoutError | httpx.TimeoutException)
+        said = "gave no answer in time" if slow else f"cannot be reached or broke off ({type(error).__name__})"
+        self.status = 504 if slow else 502
+        message = {"message": f"the upstream {said}", "type": "upstream_error", "param": None, "code": None}
+        log.warning("the upstream %s", said)
+        body = json.dumps({"error": message}).encode()
+        if not self._started:
+            head = {"content-type": "application/json", "content-length": str(len(body))}
+            await self._begin(send, Start(self.status, head))
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+        elif self._streams:
+            await send({"type": "http.response.body", "body": sse.event(json.loads(body)), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            raise error  # a body that breaks off half way: the server closes the connection, as the upstream did
+
+
+async def _hung_up(receive: Receive) -> None:
+    with contextlib.suppress(ClientDisconnect):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+__all__ = ["Emit", "Limits", "create_app"]

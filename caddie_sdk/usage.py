@@ -35,14 +35,14 @@ class Usage:
 
     @classmethod
     def from_openai(cls, usage: Any) -> Usage:
-        """From the `usage` of an OpenAI-compatible answer (mapping or object); None counts as one call."""
+        """From the `usage` of a chat completion or a response (mapping or object); None counts as one call."""
         if usage is None:
             return cls(calls=1)
         data: Mapping[str, Any] = usage if isinstance(usage, Mapping) else usage.model_dump()
-        details = data.get("prompt_tokens_details") or {}
+        details = data.get("prompt_tokens_details") or data.get("input_tokens_details") or {}
         return cls(
-            prompt_tokens=_count(data.get("prompt_tokens")),
-            completion_tokens=_count(data.get("completion_tokens")),
+            prompt_tokens=_count(data.get("prompt_tokens", data.get("input_tokens"))),
+            completion_tokens=_count(data.get("completion_tokens", data.get("output_tokens"))),
             cached_tokens=_count(details.get("cached_tokens")),
             calls=1,
         )

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from caddie_sdk.cli.choices import Choices
+from caddie_sdk.cli.traces import traces_app
 
 app = typer.Typer(
     name="caddie",
@@ -17,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+app.add_typer(traces_app, name="traces", rich_help_panel=None)
 
 Model = Annotated[
     str, typer.Option(help="Model name at --base-url, or `embedded` for the small model that comes along.")

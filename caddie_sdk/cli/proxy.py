@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -65,13 +66,22 @@ def run_proxy(choices: ProxyChoices, critic: Choices) -> None:
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=choices.drain, server_header=False
         )
         server = _announcing(config, listening)
+        # uvicorn raises the signal again once it has drained; by default that would kill us before the critic's server
+        # is stopped.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _leave)
         server.run(sockets=[listening])
+
+
+def _leave(number: int, frame: Any) -> None:
+    raise SystemExit(0)
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.socket(family)
+        # With the protocol spelled out asyncio turns Nagle's algorithm off; it would cost 40 ms an answer.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
         listening.listen(1024)

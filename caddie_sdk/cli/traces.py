@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,22 +30,24 @@ def export(
     """Cut each trajectory at the start of its steps: one line per prefix, from which a trainer branches."""
     from caddie_sdk.cli.terminal import tell
     from caddie_sdk.errors import ConfigError
-    from caddie_sdk.records import RecordFile
+    from caddie_sdk.tracing import prefix_lines
 
     chosen = _steps(steps)
-    if out.exists() and out.samefile(source):
+    if out.is_file() and source.is_file() and out.samefile(source):
         raise ConfigError(f"--out {out} is the file to read; name another one")
-    trajectories = lines = 0
-    traces = list(_traces(source))  # a bad line must not leave half an export behind
-    with RecordFile(out) as file:
-        for number, trace in traces:
-            trajectories += 1
+    counts = {"trajectories": 0, "prefixes": 0}
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for number, trace in _traces(source):
+            counts["trajectories"] += 1
             for line in prefix_lines(trace, chosen, only_consulted=only_consulted, where=(str(source), number)):
-                file.append(line)
-                lines += 1
-    tell(f"{lines} prefixes of {trajectories} trajectories in {out}")
-    if not lines:
-        raise ConfigError(f"no prefix of {source} was chosen; widen --steps or leave --only-consulted out")
+                counts["prefixes"] += 1
+                yield line
+        if not counts["prefixes"]:
+            raise ConfigError(f"{source}: no prefix was chosen; widen --steps or leave --only-consulted out")
+
+    _write(out, lines())
+    tell(f"{counts['prefixes']} prefixes of {counts['trajectories']} trajectories in {out}")
 
 
 @traces_app.command()
@@ -78,6 +83,36 @@ def _traces(source: Path) -> Iterator[tuple[int, Any]]:
         raise ConfigError(f"{source}: no trajectory in it")
 
 
+def _write(out: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Write all lines or leave what was there; like the traces they come from, only their owner may read them."""
+    from caddie_sdk.errors import ConfigError
+
+    # Nothing may take the place of a device, a pipe, or `/dev/stdout`, which is a link.
+    stream = out.is_relative_to("/dev") or (out.exists() and not out.is_file())
+    target = out if stream else Path(os.path.realpath(out))
+    fresh = out if stream else target.with_name(f"{target.name}.new")
+    try:
+        if not stream:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            fresh.unlink(missing_ok=True)
+        with open(
+            os.open(fresh, os.O_WRONLY | os.O_CREAT | (0 if stream else os.O_EXCL), 0o600),
+            "w",
+            encoding="utf-8",
+            errors="replace",
+        ) as file:
+            for line in lines:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        if not stream:
+            os.replace(fresh, target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        if not stream:
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
+
+
 def _steps(text: str | None) -> range | None:
     """The step counts that `MIN-MAX` or one number names."""
     from caddie_sdk.errors import ConfigError
@@ -93,51 +128,6 @@ def _steps(text: str | None) -> range | None:
     return range(int(numbers[0]), int(numbers[1]) + 1)
 
 
-def prefix_lines(
-    trace: Any, steps: range | None = None, *, only_consulted: bool = False, where: tuple[str, int] = ("", 0)
-) -> Iterable[dict[str, Any]]:
-    """The export's lines for one trace.
-
-    Args:
-        trace: a `caddie_sdk.tracing.Trace`.
-        steps: wanted lengths; None takes all.
-        only_consulted: only where a consultation took place.
-        where: file and line of the trace, for errors.
-
-    Raises:
-        DataError: the recorded trajectory does not follow from the session's rules.
-    """
-    from caddie_sdk.errors import DataError, SessionError
-    from caddie_sdk.tracing import prefixes
-
-    recorded = trace.load()
-    outcome = {
-        "answer": recorded.answer,
-        "reason": recorded.reason,
-        "steps": recorded.step,
-        "consultations": recorded.uses,
-    }
-    try:
-        for prefix in prefixes(recorded):
-            if (steps is None or prefix.k in steps) and (prefix.consulted or not only_consulted):
-                yield {
-                    "version": 1,
-                    "id": trace.id,
-                    "k": prefix.k,
-                    "seed": recorded.config.seed,
-                    "consulted": prefix.consulted,
-                    "model": trace.model,
-                    "critic": trace.critic,
-                    "pack": trace.pack,
-                    "metadata": dict(trace.metadata),
-                    "session": prefix.session.dump(),
-                    "events": [event.dump() for event in prefix.events()],
-                    "outcome": outcome,
-                }
-    except SessionError as error:
-        raise DataError(*where, "session", str(error)) from error
-
-
 def _print(console: Any, trace: Any, limit: int | None) -> None:
     from caddie_sdk.trajectory import read_trajectory
 
@@ -148,7 +138,8 @@ def _print(console: Any, trace: Any, limit: int | None) -> None:
         _event(console, event, limit)
     reason = f"ended by {session.reason or 'nothing yet'}, {session.step} steps, {session.uses} consultations"
     agent, critic = session.usage, session.critic_usage
-    spent = (f"{who} {u.prompt_tokens} + {u.completion_tokens} tokens" for who, u in (("agent", agent), ("critic", critic)))
+    both = (("agent", agent), ("critic", critic))
+    spent = [f"{who} {usage.prompt_tokens} + {usage.completion_tokens} tokens" for who, usage in both]
     _line(console, "  end     ", "; ".join([reason, *spent]), "dim", None)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from caddie_sdk.errors import ConfigError, MessageError
 from caddie_sdk.messages import PROFILES, Message, canonical, wire
-from caddie_sdk.relay.adopt import Said, Unadopted
+from caddie_sdk.relay.adopt import Said, Terms, Unadopted
 from caddie_sdk.relay.exchange import Exchange, function_tools
+from caddie_sdk.relay.ledger import Ledger
 from caddie_sdk.usage import Usage
 
 _LEGACY = ("functions", "function_call")
@@ -68,10 +69,13 @@ class ChatRequest:
         options = body.get("stream_options") or {}
         self.include_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
 
-    @property
-    def base(self) -> None:
-        """Chat completions always carry the whole history."""
-        return None
+    def exchange(self, terms: Terms, ledger: Ledger, scope: str) -> Exchange:
+        """The session of this request.
+
+        Raises:
+            Unadopted: the history has no reading as a trajectory.
+        """
+        return Exchange(self.said, self.tools, terms, ledger, scope)
 
     def upstream(self, exchange: Exchange) -> dict[str, Any]:
         """The body to send now."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from caddie_sdk.commands import Consult
@@ -23,9 +23,10 @@ from caddie_sdk.relay.chat import ChatRequest
 from caddie_sdk.relay.exchange import Exchange
 from caddie_sdk.relay.ledger import Ledger, MemoryLedger, beside
 from caddie_sdk.relay.options import Options, read_options
+from caddie_sdk.relay.responses import ResponsesRequest
 from caddie_sdk.relay.weave import ChatWeaver
+from caddie_sdk.relay.weave_responses import ResponsesWeaver
 from caddie_sdk.session import Session
-from caddie_sdk.usage import Usage
 
 log = logging.getLogger("caddie.relay")
 
@@ -109,7 +110,7 @@ class Relay:
 
     def handles(self, method: str, path: str) -> bool:
         """Whether requests to this path are read; all others pass as they are."""
-        return bool(self.terms.controls) and method == "POST" and path.endswith("/chat/completions")
+        return bool(self.terms.controls) and method == "POST" and _dialect(path) is not None
 
     def finished(self, exchange: Exchange, options: Options) -> None:
         """A request is answered."""
@@ -142,11 +143,11 @@ class Relay:
             return (yield from _refuse(400, "invalid_request_error", str(error)))
         plain = {key: value for key, value in request.items() if key != "caddie"}
         try:
-            parsed = ChatRequest(plain)
+            parsed = _dialect(path)(plain)
             terms = options.apply(self.terms)
             if not parsed.single:
-                terms = _without_consultations(terms)
-            exchange = Exchange(parsed.said, parsed.tools, terms, self.ledger, _scope(headers))
+                terms = replace(terms, protocol=Never())
+            exchange = parsed.exchange(terms, self.ledger, _scope(headers))
         except Unadopted as reason:
             self.observer.unadopted(str(reason))
             return (yield from _pass(json.dumps(plain).encode() if plain != request else body))
@@ -158,8 +159,13 @@ class Relay:
             return (yield from _refuse(424, "consultation_failed", str(error)))
 
 
-def _without_consultations(terms: Terms) -> Terms:
-    return Terms(Never(), terms.budget, terms.controls, terms.on_error)
+WEAVERS: dict[type, Any] = {ChatRequest: ChatWeaver, ResponsesRequest: ResponsesWeaver}
+_PATHS: dict[str, Any] = {"/chat/completions": ChatRequest, "/responses": ResponsesRequest}
+
+
+def _dialect(path: str) -> Any:
+    """What reads requests to this path; None for those that pass as they are."""
+    return next((dialect for end, dialect in _PATHS.items() if path.endswith(end)), None)
 
 
 def _scope(headers: Mapping[str, str]) -> str:
@@ -252,9 +258,7 @@ def _whole(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -> F
 
 
 def _streamed(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -> Flow:
-    session = exchange.session
-    weaver = ChatWeaver(session.config.controls, session.config.protocol.guards, session.call_id, quiet=parsed.quiet)
-    started = False
+    weaver, started = WEAVERS[type(parsed)](parsed, exchange), False
     while True:
         yield from _consult(exchange)
         answer = yield from _upstream(parsed, exchange)
@@ -264,51 +268,36 @@ def _streamed(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -
             yield Start(200, answer.headers)
             started = True
         weaver.begin()
-        if not (yield from _weave(weaver, exchange)):
+        yield from _weave(weaver, exchange)
+        if weaver.broke_off():
+            exchange.abandon()
             return None
-        message = weaver.message()
-        said, raw = parsed.heard(message)
-        exchange.replied(said, raw, Usage.from_openai(weaver.turn_usage))
+        exchange.replied(*weaver.turn())
         yield from _consult(exchange)
         if exchange.done:
             break
-    visible = exchange.visible(quiet=parsed.quiet)
-    exchange.save(visible)
     relay.finished(exchange, options)
-    report = exchange.report(advice=options.advice or relay.advice)
-    for chunk in weaver.end(visible, usage=parsed.include_usage, extension=report):
-        yield Emit(sse.event(chunk))
-    yield Emit(sse.event(sse.DONE))
+    yield Emit(weaver.end(exchange.report(advice=options.advice or relay.advice)))
     return None
 
 
-def _weave(weaver: ChatWeaver, exchange: Exchange) -> Generator[Step, Any, bool]:
-    """One upstream stream; whether it came to its end."""
-    reader, complete = sse.EventReader(), False
-    try:
-        while not complete:
+def _weave(weaver: Any, exchange: Exchange) -> Flow:
+    """One upstream stream, until it is over or its bytes end."""
+    reader = sse.EventReader()
+    data: bytes | None = b""
+    while data is not None and weaver.state == "open":
+        try:
             data = yield Read()
-            for event in reader.feed(data) if data is not None else reader.close():
-                if event.data == sse.DONE:
-                    complete = True
-                    break
-                chunk = event.json()
-                if not isinstance(chunk, dict) or "error" in chunk:
-                    exchange.abandon()
-                    yield Emit(sse.event(event.data, event.name))
-                    return False
-                shown = weaver.feed(chunk)
-                if shown:
-                    yield Emit(b"".join(sse.event(piece) for piece in shown))
-            if data is None:
+        except Exception:
+            exchange.abandon()
+            raise
+        shown = []
+        for event in reader.feed(data) if data is not None else reader.close():
+            shown.append(weaver.feed(event))
+            if weaver.state != "open":
                 break
-    except Exception:
-        exchange.abandon()
-        raise
-    if not complete and weaver.finish is None:
-        exchange.abandon()
-        return False  # it broke off: so it does for the caller
-    return True
+        if out := b"".join(shown):
+            yield Emit(out)
 
 
 def _error_event() -> Flow:

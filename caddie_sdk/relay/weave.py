@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from caddie_sdk.messages import Message
+from caddie_sdk.relay import sse
 from caddie_sdk.relay.adopt import BETWEEN
-from caddie_sdk.relay.chat import add_usage, finish_reason
+from caddie_sdk.relay.chat import ChatRequest, add_usage, finish_reason
+from caddie_sdk.relay.exchange import Exchange
+from caddie_sdk.usage import Usage
 
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 """Fields of a delta that come in pieces and add up."""
@@ -28,25 +31,25 @@ class _Call:
         return str(self.raw["function"]["name"])
 
 
+StreamState = Literal["open", "over", "failed"]
+
+
 class ChatWeaver:
     """The visible stream of one request, over all the upstream streams that it takes.
 
     Args:
-        controls: names of the control tools.
-        holds: whether calls of a tool must wait until the whole turn is known (guarded tools).
-        call_id: gives the id under which a call is stored, from the proposed one and those of the same turn.
-        quiet: hold text back until its turn is over, and drop it if the turn is hidden.
+        request: what was asked.
+        exchange: its session.
+
+    Attributes:
+        state: of the upstream stream at hand; `over` when the server said so, `failed` when it told an error.
     """
 
-    def __init__(
-        self,
-        controls: Sequence[str],
-        holds: Callable[[str], bool],
-        call_id: Callable[[str, set[str]], str],
-        *,
-        quiet: bool = False,
-    ) -> None:
-        self._controls, self._holds, self._call_id, self.quiet = controls, holds, call_id, quiet
+    def __init__(self, request: ChatRequest, exchange: Exchange) -> None:
+        self._request, self._exchange, self.quiet = request, exchange, request.quiet
+        self._session = exchange.session
+        self._controls = exchange.session.config.controls
+        self._holds = exchange.session.config.protocol.guards
         self._frame: dict[str, Any] = {}
         self._visible_calls = 0
         self._spoke = self._role_sent = False
@@ -63,11 +66,26 @@ class ChatWeaver:
         self._fresh_text = True
         self._turn_usage: Any = None
         self.finish: str | None = None
+        self.state: StreamState = "open"
 
     # ------------------------------------------------------------------ pieces in, pieces out
 
-    def feed(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What the caller gets of one upstream chunk."""
+    def feed(self, event: sse.ServerEvent) -> bytes:
+        """What the caller gets of one upstream event."""
+        if event.data == sse.DONE:
+            self.state = "over"
+            return b""
+        chunk = event.json()
+        if not isinstance(chunk, dict) or "error" in chunk:
+            self.state = "failed"
+            return sse.event(event.data, event.name)
+        return b"".join(map(sse.event, self._chunk_came(chunk)))
+
+    def broke_off(self) -> bool:
+        """At the end of the upstream's bytes: whether the turn is not whole."""
+        return self.state == "failed" or (self.state == "open" and self.finish is None)
+
+    def _chunk_came(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
         if chunk.get("usage") is not None:
             self._turn_usage = chunk["usage"]
         if not self._frame:
@@ -127,7 +145,7 @@ class ChatWeaver:
         named = bool((piece.get("function") or {}).get("name"))
         known = self._at.get(index) if index is not None else self._latest
         if known is None or (id and id != known.proposed and named):
-            known = _Call(self._call_id(id, {call.id for call in self._calls}), id)
+            known = _Call(self._session.call_id(id, {call.id for call in self._calls}), id)
             self._calls.append(known)
             if index is not None:
                 self._at[index] = known
@@ -155,21 +173,18 @@ class ChatWeaver:
 
     # ------------------------------------------------------------------ the end of a turn, and of all
 
-    def message(self) -> dict[str, Any]:
-        """The assistant message that this upstream stream was."""
+    def turn(self) -> tuple[Message, tuple[Any, ...], Usage]:
+        """The assistant message that this upstream stream was: canonical, as it is to be sent back, its usage."""
         message: dict[str, Any] = {"role": "assistant", "content": None, **self._said}
         if self._calls:
             message["tool_calls"] = [call.raw for call in self._calls]
         self.usage = self._turn_usage if self.usage is None else add_usage(self.usage, self._turn_usage)
-        return message
+        return *self._request.heard(message), Usage.from_openai(self._turn_usage)
 
-    @property
-    def turn_usage(self) -> Any:
-        """The usage that the server told for this stream, if it did."""
-        return self._turn_usage
-
-    def end(self, visible: Message, *, usage: bool, extension: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    def end(self, extension: Mapping[str, Any] | None) -> bytes:
         """The rest: text and calls that were held back and are the caller's after all, why it ended, the usage."""
+        visible = self._exchange.visible(quiet=self.quiet)
+        self._exchange.save(visible)
         shown = [self._chunk(self._spaced(held.pop("delta")), held) for held in self._held_text]
         ids = {call["id"] for call in visible.get("tool_calls", ())}
         for call in self._calls:
@@ -179,9 +194,9 @@ class ChatWeaver:
         if extension is not None:
             last["caddie"] = dict(extension)
         shown.append(last)
-        if usage and self.usage is not None:
+        if self._request.include_usage and self.usage is not None:
             shown.append({**self._frame, "choices": [], "usage": self.usage})
-        return shown
+        return b"".join([*map(sse.event, shown), sse.event(sse.DONE)])
 
     def _chunk(self, delta: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": dict(delta), "finish_reason": None, **(extra or {})}

@@ -253,7 +253,7 @@ class _Agent(CompiledStateGraph[Any, Any, Any, Any]):
         thread = ((config or {}).get("configurable") or {}).get("thread_id")
         return tracing.invoke_agent(self.get_name(), conversation="" if thread is None else str(thread))
 
-    def stream(self, input: Any, config: RunnableConfig | None = None, **settings: Any) -> Iterator[Any]:  # type: ignore[override]
+    def stream(self, input: Any, config: RunnableConfig | None = None, **settings: Any) -> Iterator[Any]:
         """See `CompiledStateGraph.stream`."""
         chunks: Any = super().stream(input, config, **settings)
         with self._span(config).ending() as run, closing(chunks):
@@ -265,7 +265,7 @@ class _Agent(CompiledStateGraph[Any, Any, Any, Any]):
                         return
                 yield chunk
 
-    async def astream(self, input: Any, config: RunnableConfig | None = None, **settings: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **settings: Any) -> AsyncIterator[Any]:
         """See `CompiledStateGraph.astream`."""
         chunks: Any = super().astream(input, config, **settings)
         with self._span(config).ending() as run:

@@ -24,7 +24,7 @@ Where a generator yields between opening and ending (streams), use `span.current
 
 from __future__ import annotations
 
-from caddie_sdk.tracing.prefixes import Prefix, prefixes
+from caddie_sdk.tracing.prefixes import Prefix, prefix_lines, prefixes
 from caddie_sdk.tracing.redaction import KEYS, PATTERNS, PHONE, Redactor
 from caddie_sdk.tracing.sink import Trace, TraceSink, read_traces
 from caddie_sdk.tracing.spans import (
@@ -54,6 +54,7 @@ __all__ = [
     "execute_tool",
     "invoke_agent",
     "model_name",
+    "prefix_lines",
     "prefixes",
     "read_traces",
 ]

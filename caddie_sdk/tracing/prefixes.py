@@ -6,16 +6,17 @@ to the step, and the history is then the recorded one, cut at that place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from caddie_sdk.commands import RunTools, ToolResult
 from caddie_sdk.critique import Critique
-from caddie_sdk.errors import CaddieError, SessionError
+from caddie_sdk.errors import CaddieError, DataError, SessionError
 from caddie_sdk.history import History, Node
 from caddie_sdk.messages import text_of
 from caddie_sdk.session import Session
+from caddie_sdk.tracing.sink import Trace
 from caddie_sdk.trajectory import Event, read_trajectory
 
 
@@ -63,6 +64,47 @@ def prefixes(recorded: Session) -> Iterator[Prefix]:
             raise
         except CaddieError as error:
             raise SessionError(str(error)) from error
+
+
+def prefix_lines(
+    trace: Trace, steps: Container[int] | None = None, *, only_consulted: bool = False, where: tuple[str, int] = ("", 0)
+) -> Iterator[dict[str, Any]]:
+    """The prefixes of a trace as plain JSON, one line of an export each.
+
+    `session` loads with `Session.load` and then waits for the agent's model; `events` is what a critic's prompt is
+    rendered from; `outcome` is how the recorded trajectory went on to end.
+
+    Args:
+        trace: a recorded trajectory.
+        steps: wanted lengths k; None takes all.
+        only_consulted: only where a consultation took place.
+        where: file and line of the trace, for errors.
+
+    Raises:
+        DataError: the recorded trajectory does not follow from the session's rules.
+    """
+    recorded = trace.load()
+    outcome = {"answer": recorded.answer, "reason": recorded.reason, "steps": recorded.step}
+    try:
+        for prefix in prefixes(recorded):
+            if (steps is not None and prefix.k not in steps) or (only_consulted and not prefix.consulted):
+                continue
+            yield {
+                "version": 1,
+                "id": trace.id,
+                "k": prefix.k,
+                "seed": recorded.config.seed,
+                "consulted": prefix.consulted,
+                "model": trace.model,
+                "critic": trace.critic,
+                "pack": trace.pack,
+                "metadata": dict(trace.metadata),
+                "session": prefix.session.dump(),
+                "events": [event.dump() for event in prefix.events()],
+                "outcome": {**outcome, "consultations": recorded.uses},
+            }
+    except SessionError as error:
+        raise DataError(*where, "session", str(error)) from error
 
 
 class _Play:

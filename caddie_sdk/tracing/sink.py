@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from caddie_sdk.errors import ConfigError, DataError, SessionError
+from caddie_sdk.errors import CaddieError, ConfigError, DataError
 from caddie_sdk.records import append_shared
 from caddie_sdk.session import Session
 from caddie_sdk.tracing.redaction import Redactor
@@ -248,6 +248,6 @@ def _trace(line: bytes, path: str, number: int) -> Trace:
                   session=data.get("session") or {})  # fmt: skip
     try:
         trace.load()
-    except SessionError as error:
+    except CaddieError as error:
         raise DataError(path, number, "session", str(error)) from error
     return trace

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
+from caddie_sdk import _blocking
 from caddie_sdk.critic import Critic
 from caddie_sdk.relay.flow import Answer, Ask, Emit, Flow, Read, Send, Start
-from caddie_sdk.shells.consult import aconsult, consult
+from caddie_sdk.shells.consult import aconsult
 
 _HOP = frozenset(
     ("connection", "content-encoding", "content-length", "host", "keep-alive", "proxy-authenticate",
@@ -90,7 +91,7 @@ class Runner:
             case Read():
                 return next(self._body, None)
             case Ask(state):
-                return consult(self._critics, state)
+                return _blocking.run(aconsult(self._critics, state))
 
 
 class AsyncRunner:

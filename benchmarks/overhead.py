@@ -16,14 +16,16 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from loopback import Loopback
 from rich.console import Console
 from rich.table import Table
 
-from caddie_sdk import ChatEndpoint, Session, SessionConfig, Tool, ToolResult, arun, create_caddie_agent
+from caddie_sdk import ChatEndpoint, CriticMiddleware, Session, SessionConfig, Tool, ToolResult, arun, create_caddie_agent
+from caddie_sdk.shells.wrap import wrap
 from caddie_sdk.testing import ScriptedCritic, calls, tool_call
 
 os.environ["OPENAI_API_KEY"] = "none"
@@ -31,7 +33,7 @@ os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
 
 TASK = "Which city is it?"
 FOUND = "A passage about the fact that was asked for."
-TARGETS = {"session only": 0.1, "Caddie loop": 0.2, "Caddie graph": 1.5}
+TARGETS = {"session only": 0.1, "wrapped openai client": 0.3, "Caddie loop": 0.2, "Caddie graph": 1.5}
 """Most CPU milliseconds per step above the bare client (SPEC §9); the session alone, in all."""
 
 
@@ -51,11 +53,13 @@ CRITIC = ScriptedCritic([])
 Run = Callable[[], Awaitable[str]]
 
 
-def bare(url: str) -> Run:
-    """The loop everybody writes first."""
+def bare(url: str, wrapped: bool = False) -> Run:
+    """The loop everybody writes first; with `wrapped`, the same over a wrapped client."""
     from openai import AsyncOpenAI
 
     client = AsyncOpenAI(base_url=url, api_key="none")
+    if wrapped:
+        client = wrap(client, CRITIC)
 
     async def run() -> str:
         messages: list = [{"role": "user", "content": TASK}]
@@ -108,18 +112,23 @@ def caddie_graph(url: str) -> Run:
     return run
 
 
-def langchain_agent(url: str) -> Run:
+def langchain_agent(url: str, middleware: Sequence[Any] = ()) -> Run:
     """LangChain's `create_agent`."""
     from langchain.agents import create_agent
     from langchain_openai import ChatOpenAI
 
-    agent = create_agent(ChatOpenAI(base_url=url, model="m", api_key="none"), [search])
+    agent = create_agent(ChatOpenAI(base_url=url, model="m", api_key="none"), [search], middleware=middleware)
 
     async def run() -> str:
         state = await agent.ainvoke({"messages": [("user", TASK)]}, {"recursion_limit": 1000})
         return state["messages"][-1].content
 
     return run
+
+
+def with_middleware(url: str) -> Run:
+    """The same agent with a critic to ask."""
+    return langchain_agent(url, [CriticMiddleware(CRITIC)])
 
 
 def agents_sdk(url: str) -> Run:
@@ -181,9 +190,11 @@ def main() -> None:
         rows: dict[str, Run] = {
             "bare openai client": bare(url),
             "session only": session_only(options.steps),
+            "wrapped openai client": bare(url, wrapped=True),
             "Caddie loop": caddie_loop(url),
             "Caddie graph": caddie_graph(url),
             "LangChain create_agent": langchain_agent(url),
+            "CriticMiddleware": with_middleware(url),
             "OpenAI Agents SDK": agents_sdk(url),
         }
         result = summarise(asyncio.run(measure(rows, options.steps, options.rounds)))

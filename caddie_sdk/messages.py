@@ -91,6 +91,8 @@ def canonical(message: Any) -> Message:
 
 
 def _as_mapping(message: Any) -> Mapping[str, Any]:
+    if type(message) is dict:
+        return message
     if hasattr(message, "model_dump"):
         message = message.model_dump()
     if not isinstance(message, Mapping):
@@ -138,7 +140,7 @@ def _tool_call(call: Any) -> ToolCall:
 
 def dump_json(value: Any) -> str:
     """Compact, UTF-8 safe JSON; what cannot be encoded is written as its text."""
-    return clean(json.dumps(value, ensure_ascii=False, default=str))
+    return clean(_ENCODE(value))
 
 
 def parse_arguments(raw: str) -> dict[str, Any] | None:
@@ -149,7 +151,7 @@ def parse_arguments(raw: str) -> dict[str, Any] | None:
     if not raw.strip():
         return {}
     try:
-        value = json.loads(raw, parse_constant=_refuse_constant)
+        value = _DECODE(raw)
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
@@ -157,6 +159,11 @@ def parse_arguments(raw: str) -> dict[str, Any] | None:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+# Made once: `json.dumps` and `json.loads` make a new one for every call that differs from their defaults.
+_ENCODE = json.JSONEncoder(ensure_ascii=False, default=str).encode
+_DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 @lru_cache(maxsize=1024)

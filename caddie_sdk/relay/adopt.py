@@ -32,11 +32,13 @@ class Said:
         message: in canonical form.
         raw: as the caller wrote it: one chat message, or several items of the Responses API.
         critique: what stands behind a tool message that answers a control call, where callers see those.
+        mark: what the message must share with another to count as the same; see `ledger.fingerprint`.
     """
 
     message: Message
     raw: tuple[Any, ...] = ()
     critique: Critique | None = None
+    mark: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,8 @@ class Adoption:
         entries: those turns, by key.
 
     Attributes:
-        raw: position in the session's path to the caller's own form of the message there.
+        places: position in the session's path to number of the caller's message there.
+        kept: position to the form its author wrote, for turns that were put back.
     """
 
     def __init__(
@@ -116,7 +119,12 @@ class Adoption:
     ) -> None:
         self._session, self._said = session, said
         self._keys, self._entries = keys or [""] * len(said), entries or {}
-        self.raw: dict[int, tuple[Any, ...]] = {}
+        self.places: dict[int, int] = {}
+        self.kept: dict[int, tuple[Any, ...]] = {}
+
+    def raw(self) -> dict[int, tuple[Any, ...]]:
+        """Position in the session's path to the form that the author of the message there wrote."""
+        return {**{at: self._said[number].raw for at, number in self.places.items()}, **self.kept}
 
     def tell(self, start: int = 0) -> None:
         """Tell everything from the message number `start` on.
@@ -143,16 +151,16 @@ class Adoption:
         elif role == "system":
             session.overheard(item.message)
         elif may_act and (entry := self._entries.get(self._keys[number])) is not None:
-            self.raw |= put_back(session, entry)
+            self.kept |= put_back(session, entry)
             return 1
         elif may_act and not self._goes_on(number):
             at = len(session.history.path())
             session.model_replied(item.message)
-            self.raw[at] = item.raw
+            self.places[at] = number
             return 1 + self._consultations(number + 1)
         else:
             session.overheard(item.message)
-        self.raw[len(session.history.path()) - 1] = item.raw
+        self.places[len(session.history.path()) - 1] = number
         return 1
 
     def _goes_on(self, number: int) -> bool:
@@ -190,17 +198,17 @@ class Adoption:
         """All results of one turn, matched by id, or by order where ids are missing or not the ones handed out."""
         command, session = self._session.command, self._session
         hidden = {call["id"] for call in session.turn["calls"] if call["do"] != "run"} if session.turn else set()
-        whole = self._group(number)
-        group = [item for item in whole if item.message["tool_call_id"] not in hidden]
+        whole = list(enumerate(self._group(number), number))
+        group = [(n, item.message) for n, item in whole if item.message["tool_call_id"] not in hidden]
         if not isinstance(command, RunTools) or len(command.calls) != len(group):
             raise Unadopted("the tool results do not match the calls before them")
-        wanted, given = [call.id for call in command.calls], [item.message["tool_call_id"] for item in group]
+        wanted, given = [call.id for call in command.calls], [message["tool_call_id"] for _, message in group]
         by_id = dict(zip(given if set(given) == set(wanted) else wanted, group, strict=True))
         at = len(session.history.path())
-        session.tools_returned(ToolResult(call_id, text_of(item.message)) for call_id, item in by_id.items())
+        session.tools_returned(ToolResult(call_id, text_of(message)) for call_id, (_, message) in by_id.items())
         for index, node in enumerate(session.history.path()[at:], at):
             if (found := by_id.get(node.message.get("tool_call_id", ""))) is not None:
-                self.raw[index] = found.raw
+                self.places[index] = found[0]
         return len(whole)
 
 

@@ -6,14 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from caddie_sdk.errors import ConfigError, MessageError
-from caddie_sdk.messages import PROFILES, Message, canonical, wire
+from caddie_sdk.messages import PROFILES, Message, canonical, wire, wire_arguments
 from caddie_sdk.relay.adopt import Said, Terms, Unadopted
 from caddie_sdk.relay.exchange import Exchange, function_tools
-from caddie_sdk.relay.ledger import Ledger
+from caddie_sdk.relay.fast import Memo
+from caddie_sdk.relay.ledger import Ledger, fingerprint
+from caddie_sdk.relay.live import LiveSessions
 from caddie_sdk.usage import Usage
 
 _LEGACY = ("functions", "function_call")
 _PLAIN = PROFILES["openai"]
+
+
+def _said(raw: Mapping[str, Any]) -> Said:
+    message = canonical(raw)
+    return Said(message, (raw,), mark=fingerprint(message))
+
+
+_SAID = Memo(_said)
 
 
 def add_usage(first: Any, second: Any) -> Any:
@@ -55,8 +65,10 @@ class ChatRequest:
             raise Unadopted("the request has no messages")
         if any(name in body for name in _LEGACY):
             raise Unadopted("the request uses the retired functions field")
+        if any(isinstance(tool, Mapping) and tool.get("type") == "custom" for tool in body.get("tools") or ()):
+            raise Unadopted("the request offers custom tools, whose calls have no place in a session")
         try:
-            self.said = [Said(canonical(message), (message,)) for message in messages]
+            self.said = [_SAID(message) for message in messages]
             self.tools = function_tools(body.get("tools") or ())
         except (MessageError, ConfigError) as error:
             raise Unadopted(str(error)) from error
@@ -69,13 +81,13 @@ class ChatRequest:
         options = body.get("stream_options") or {}
         self.include_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
 
-    def exchange(self, terms: Terms, ledger: Ledger, scope: str) -> Exchange:
+    def exchange(self, terms: Terms, ledger: Ledger, scope: str, live: LiveSessions | None = None) -> Exchange:
         """The session of this request.
 
         Raises:
             Unadopted: the history has no reading as a trajectory.
         """
-        return Exchange(self.said, self.tools, terms, ledger, scope)
+        return Exchange(self.said, self.tools, terms, ledger, scope, live)
 
     def upstream(self, exchange: Exchange) -> dict[str, Any]:
         """The body to send now."""
@@ -126,8 +138,10 @@ class ChatRequest:
 
 def _shown(raw: Mapping[str, Any], visible: Message, calls: Sequence[Any]) -> dict[str, Any]:
     message = {**raw, "role": "assistant", "content": visible["content"] or None}
-    if visible.get("reasoning_content") and "reasoning" not in raw:
-        message["reasoning_content"] = visible["reasoning_content"]
+    if thought := visible.get("reasoning_content"):
+        # Servers use one of two names for it, some use both.
+        names = [name for name in ("reasoning_content", "reasoning") if name in raw] or ["reasoning_content"]
+        message |= dict.fromkeys(names, thought)
     message.pop("tool_calls", None)
     if calls:
         message["tool_calls"] = list(calls)
@@ -178,17 +192,26 @@ def _sendable(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": None, **{key: value for key, value in raw.items() if value is not None}}
 
 
+def _acceptable(given: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
+    """Whether a call can be sent as it was given."""
+    arguments = (given.get("function") or {}).get("arguments")
+    usable = arguments == wire_arguments(call["function"]["arguments"])
+    return usable and given.get("id") == call["id"] and given.get("type") == "function"
+
+
 def restate(message: Message, raw: Sequence[Any] | None) -> list[Any]:
     """A stored message for a chat-completions server: as its author wrote it, but with the ids and the arguments of
     its calls in a form that a strict server accepts."""
-    ours = wire([message], _PLAIN)[0]
-    if raw is None:
-        return [ours]
-    if message["role"] == "tool":
-        same = raw[0].get("tool_call_id") == ours["tool_call_id"]
-        return list(raw) if same else [{**raw[0], "tool_call_id": ours["tool_call_id"]}]
-    if message["role"] != "assistant" or not message.get("tool_calls"):
+    if raw is not None and message["role"] in ("user", "system"):
         return list(raw)
+    if raw is not None and message["role"] == "tool":
+        same = raw[0].get("tool_call_id") == message["tool_call_id"]
+        return list(raw) if same else [{**raw[0], "tool_call_id": message["tool_call_id"]}]
+    if raw is None:
+        return wire([message], _PLAIN)
     given = raw[0].get("tool_calls") or ()
+    if all(map(_acceptable, given, message.get("tool_calls", ()))):
+        return list(raw)
+    ours = wire([message], _PLAIN)[0]
     wanted = dressed(ours["tool_calls"], message["tool_calls"], given)
     return list(raw) if wanted == list(given) else [{**raw[0], "tool_calls": wanted}]

@@ -16,7 +16,8 @@ from caddie_sdk.critique import Critique
 from caddie_sdk.errors import SessionError
 from caddie_sdk.messages import Message, text_of
 from caddie_sdk.relay.adopt import BETWEEN, Adoption, Said, Terms, Unadopted, configure, leading_system, put_back
-from caddie_sdk.relay.ledger import Ledger, beside, chain, extend
+from caddie_sdk.relay.ledger import Ledger, beside, chain, extend, fingerprint
+from caddie_sdk.relay.live import Live, LiveSessions
 from caddie_sdk.session import Session
 from caddie_sdk.usage import Usage
 
@@ -30,6 +31,7 @@ class Exchange:
         terms: protocol, limits, control tools.
         ledger: where hidden turns are kept.
         scope: keeps callers apart in the ledger.
+        live: sessions of conversations under way.
         base: dump of a session that `said` continues, for callers who send only what is new; None starts from nothing.
 
     Raises:
@@ -43,21 +45,17 @@ class Exchange:
         terms: Terms,
         ledger: Ledger,
         scope: str,
+        live: LiveSessions | None = None,
         base: Mapping[str, Any] | None = None,
     ) -> None:
-        self._ledger, self._said = ledger, list(said)
-        self.keys = chain(scope, [item.message for item in said])
+        self._ledger, self._said, self._live = ledger, list(said), live
+        self.keys = chain(scope, [item.mark or fingerprint(item.message) for item in said])
         self.texts: list[str] = []
         self.reasoning: list[str] = []
         self.advised = 0
-        # The first user turn and all before it stay the same for as long as the conversation lasts.
-        first = next((n for n, item in enumerate(said) if item.message["role"] == "user"), None)
-        seed = 0 if first is None else int(self.keys[first][:8], 16)
-        system = leading_system(said)
-        config = configure(system, tools, terms, seed)
-        self.session = Session(config) if base is None else _continued(base, config)
-        self.known = len(self.session.history.path())
-        self._adopt(system)
+        self._made_for = terms, list(tools), [item.message for item in leading_system(said)]
+        start = self._open(base)
+        self._adopt(start)
         self._mark = self.session.mark()
         self._take_pending()
         self._usage, self._critic_usage = self.session.usage, self.session.critic_usage
@@ -65,17 +63,37 @@ class Exchange:
 
     # ------------------------------------------------------------------ the caller's history
 
-    def _adopt(self, system: Sequence[Said]) -> None:
+    def _open(self, base: Mapping[str, Any] | None) -> int:
+        """Find or make the session; returns how many of the caller's messages it knows."""
+        known = self._live.take(self.keys, self._made_for) if self._live is not None and base is None else None
+        self._places: dict[int, int] = dict(known.places) if known else {}
+        self._kept: dict[int, tuple[Any, ...]] = dict(known.kept) if known else {}
+        self.known = 0
+        if known is not None:
+            self.session = known.session
+            return known.told
+        # The first user turn and all before it stay the same for as long as the conversation lasts.
+        first = next((n for n, item in enumerate(self._said) if item.message["role"] == "user"), None)
+        seed = 0 if first is None else int(self.keys[first][:8], 16)
+        terms, tools, _ = self._made_for
+        config = configure(leading_system(self._said), tools, terms, seed)
+        self.session = Session(config) if base is None else _continued(base, config)
+        self.known = len(self.session.history.path())
+        # A session that goes on has its system prompt; what the caller puts before new turns is new as well.
+        return sum(base is None or not item.raw for item in leading_system(self._said))
+
+    def _adopt(self, start: int) -> None:
         pending = beside(self.keys[-1], "pending") if self.keys else ""
-        asked = [key for key, item in zip(self.keys, self._said, strict=True) if item.message["role"] == "assistant"]
-        entries = self._ledger.get([*asked, pending])
+        new = zip(self.keys[start:], self._said[start:], strict=True)
+        entries = self._ledger.get([*(key for key, item in new if item.message["role"] == "assistant"), pending])
         self._pending = entries.pop(pending, None)
         adoption = Adoption(self.session, self._said, self.keys, entries)
-        adoption.tell(len(system))
-        self.raw = adoption.raw
+        adoption.places, adoption.kept = self._places, self._kept
+        adoption.tell(start)
+        self.raw = adoption.raw()
         path = self.session.history.path()
-        if system and path and not self.known and path[0].kind == "system":
-            self.raw[0] = tuple(raw for item in system for raw in item.raw)
+        if path and not self.known and path[0].kind == "system":
+            self.raw[0] = tuple(raw for item in leading_system(self._said) for raw in item.raw)
         if self.session.phase != "model":
             raise Unadopted(f"the history ends where no model is to speak ({self.session.phase})")
 
@@ -91,8 +109,7 @@ class Exchange:
         at = len(self.session.history.path())
         self.command = self.session.model_replied(message, usage)
         self.raw[at] = tuple(raw)
-        if text := text_of(message):
-            self.texts.append(text)
+        self.texts.append(text_of(message))
         if thought := message.get("reasoning_content"):
             self.reasoning.append(thought)
         return self.command
@@ -119,19 +136,37 @@ class Exchange:
             quiet: only the last text, for callers who parse it as a whole.
         """
         texts = self.texts[-1:] if quiet else self.texts
-        message: Message = {"role": "assistant", "content": BETWEEN.join(texts)}
+        message: Message = {"role": "assistant", "content": BETWEEN.join(filter(None, texts))}
         if isinstance(self.command, RunTools):
             message["tool_calls"] = self.command.message.get("tool_calls", [])
         if self.reasoning:
             message["reasoning_content"] = BETWEEN.join(self.reasoning)
         return message
 
-    def save(self, visible: Message) -> None:
-        """Keep what the caller does not see under what it does."""
+    def save(self, visible: Message, *also: Message) -> None:
+        """Keep what the caller does not see under what it does.
+
+        Args:
+            visible: the turn as the caller sees it.
+            also: other readings of it, which some callers send back in its place.
+        """
         if self._pending is not None:
             self._ledger.drop(beside(self.keys[-1], "pending"))
-        if self.hides(visible):
-            self._ledger.put(extend(self.keys[-1], visible), self._entry())
+        key, hidden = extend(self.keys[-1], visible), self.hides(visible)
+        for message in (visible, *also) if hidden else ():
+            self._ledger.put(extend(self.keys[-1], message), self._entry())
+        if self._live is not None:
+            self._live.put(key, self._now(hidden))
+
+    def _now(self, hidden: bool) -> Live:
+        """The session as it stands, for the caller's next request."""
+        at, told = self._mark[0], len(self._said) + 1
+        places, kept = dict(self._places), dict(self._kept)
+        if hidden:
+            kept |= {index: raw for index, raw in self.raw.items() if index >= at}
+        else:
+            places[at] = told - 1
+        return Live(self.session, places, kept, told, self._made_for)
 
     def abandon(self) -> None:
         """The upstream failed: keep finished consultations for the caller's next attempt."""

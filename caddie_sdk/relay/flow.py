@@ -21,9 +21,11 @@ from caddie_sdk.relay import sse
 from caddie_sdk.relay.adopt import Terms, Unadopted
 from caddie_sdk.relay.chat import ChatRequest
 from caddie_sdk.relay.exchange import Exchange
+from caddie_sdk.relay.fast import dumps, loads
 from caddie_sdk.relay.ledger import Ledger, MemoryLedger, beside
+from caddie_sdk.relay.live import LiveSessions
 from caddie_sdk.relay.options import Options, read_options
-from caddie_sdk.relay.responses import ResponsesRequest
+from caddie_sdk.relay.responses import ResponsesRequest, settled
 from caddie_sdk.relay.weave import ChatWeaver
 from caddie_sdk.relay.weave_responses import ResponsesWeaver
 from caddie_sdk.session import Session
@@ -106,6 +108,7 @@ class Relay:
     terms: Terms = field(default_factory=Terms)
     ledger: Ledger = field(default_factory=MemoryLedger)
     observer: Observer = field(default_factory=_Silent)
+    live: LiveSessions = field(default_factory=LiveSessions)
     advice: bool = False
 
     def handles(self, method: str, path: str) -> bool:
@@ -131,7 +134,7 @@ class Relay:
     def flow(self, path: str, headers: Mapping[str, str], body: bytes) -> Flow:
         """The steps of one request to a path that `handles` accepts."""
         try:
-            request = json.loads(body)
+            request = loads(body)
             if not isinstance(request, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError):
@@ -147,10 +150,15 @@ class Relay:
             terms = options.apply(self.terms)
             if not parsed.single:
                 terms = replace(terms, protocol=Never())
-            exchange = parsed.exchange(terms, self.ledger, _scope(headers))
+            exchange = parsed.exchange(terms, self.ledger, _scope(headers), self.live)
         except Unadopted as reason:
             self.observer.unadopted(str(reason))
-            return (yield from _pass(json.dumps(plain).encode() if plain != request else body))
+            if _dialect(path) is ResponsesRequest:
+                plain = settled(plain, self.ledger, _scope(headers))
+            return (yield from _pass(dumps(plain) if plain != request else body))
+        if not parsed.single:
+            # Several lines of events: none of them can hold a consultation, and all pass as they are.
+            return (yield from _copy((yield from _upstream(parsed, exchange))))
         steps = _streamed if parsed.stream else _whole
         try:
             return (yield from steps(self, parsed, exchange, options))
@@ -175,10 +183,14 @@ def _scope(headers: Mapping[str, str]) -> str:
 
 
 def _refuse(status: int, kind: str, message: str) -> Flow:
-    """Our own word to the caller, in the form of OpenAI's errors; after `Start` the runner sends it as an event."""
-    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}})
+    """Our own word to the caller, in place of an answer."""
     yield Start(status, {"content-type": "application/json"})
-    yield Emit(body.encode())
+    yield Emit(json.dumps(_error(kind, message)).encode())
+
+
+def _error(kind: str, message: str) -> dict[str, Any]:
+    """An error in the form of OpenAI's."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
 # ---------------------------------------------------------------------- as it is
@@ -212,7 +224,7 @@ def _consult(exchange: Exchange) -> Flow:
 def _upstream(parsed: Any, exchange: Exchange) -> Generator[Step, Any, Answer]:
     """Send what the model is to see now. A failure keeps what has been asked of the critic so far."""
     try:
-        answer: Answer = yield Send(json.dumps(parsed.upstream(exchange)).encode())
+        answer: Answer = yield Send(dumps(parsed.upstream(exchange)))
     except Exception:
         exchange.abandon()
         raise
@@ -231,9 +243,13 @@ def _whole(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -> F
         answer = yield from _upstream(parsed, exchange)
         if answer.status != 200:
             return (yield from _copy(answer))
-        body = yield from _read_all()
         try:
-            said = json.loads(body)
+            body = yield from _read_all()
+        except Exception:
+            exchange.abandon()
+            raise
+        try:
+            said = loads(body)
             message, raw, usage = parsed.read(said)
         except (ValueError, Unadopted):
             # No answer that could be read: the caller is told what the server said.
@@ -250,7 +266,7 @@ def _whole(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -> F
     relay.finished(exchange, options)
     unchanged = len(answers) == 1 and composed == said
     yield Start(200, answer.headers)
-    yield Emit(body if unchanged else json.dumps(composed, ensure_ascii=False).encode("utf-8", "replace"))
+    yield Emit(body if unchanged else dumps(composed))
     return None
 
 
@@ -273,7 +289,11 @@ def _streamed(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -
             exchange.abandon()
             return None
         exchange.replied(*weaver.turn())
-        yield from _consult(exchange)
+        try:
+            yield from _consult(exchange)
+        except ConsultationError as error:
+            yield Emit(sse.event(_error("consultation_failed", str(error))))
+            return None
         if exchange.done:
             break
     relay.finished(exchange, options)
@@ -304,7 +324,7 @@ def _error_event() -> Flow:
     """The upstream refused to go on in the middle of the caller's stream."""
     body = yield from _read_all()
     try:
-        said = json.loads(body)
+        said = loads(body)
     except ValueError:
         said = None
     if not isinstance(said, dict) or "error" not in said:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,23 +43,27 @@ class Ledger(Protocol):
         ...
 
 
-def chain(scope: str, messages: Iterable[Message]) -> list[str]:
+def chain(scope: str, marks: Iterable[bytes]) -> list[str]:
     """A key for each prefix of a visible history: the n-th depends on the first n messages and on nothing else.
 
     Args:
         scope: keeps strangers apart; two callers with equal histories and different scopes share nothing.
-        messages: the visible history, in canonical form.
+        marks: the fingerprints of the visible history's messages.
     """
     key, keys = hashlib.sha256(scope.encode()).hexdigest(), []
-    for message in messages:
-        key = extend(key, message)
+    for mark in marks:
+        key = _next(key, mark)
         keys.append(key)
     return keys
 
 
 def extend(key: str, message: Message) -> str:
     """The key of the prefix that is one message longer."""
-    return hashlib.sha256(key.encode() + _fingerprint(message)).hexdigest()
+    return _next(key, fingerprint(message))
+
+
+def _next(key: str, mark: bytes) -> str:
+    return hashlib.sha256(key.encode() + mark).hexdigest()
 
 
 def beside(key: str, what: str) -> str:
@@ -66,29 +71,24 @@ def beside(key: str, what: str) -> str:
     return hashlib.sha256(f"{key}/{what}".encode()).hexdigest()
 
 
-def _fingerprint(message: Message) -> bytes:
+def fingerprint(message: Message) -> bytes:
     """What must be equal for two messages to count as the same.
 
     Clients parse arguments and write them anew, trim texts, and drop reasoning: none of that makes another message.
     """
-    content = message["content"]
-    calls = [
-        [call["id"], call["function"]["name"], _arguments(call["function"]["arguments"])]
-        for call in message.get("tool_calls", ())
-    ]
-    facts = [
-        message["role"],
-        content.strip() if isinstance(content, str) else content,
-        calls,
-        message.get("tool_call_id"),
-    ]
-    text = dump_json(facts).encode()
-    return b"%d:%s" % (len(text), text)
+    role, content = message["role"], message["content"]
+    facts = [content if isinstance(content, str) else dump_json(content), message.get("tool_call_id", "")]
+    facts[0] = facts[0].strip()
+    for call in message.get("tool_calls", ()):
+        facts += [call["id"], call["function"]["name"], _arguments(call["function"]["arguments"])]
+    # Lengths keep the parts apart, whatever stands in them.
+    return "".join([role, *(f"/{len(fact)}:{fact}" for fact in facts)]).encode("utf-8", "surrogatepass")
 
 
-def _arguments(raw: str) -> Any:
+@lru_cache(maxsize=4096)
+def _arguments(raw: str) -> str:
     parsed = parse_arguments(raw)
-    return raw.strip() if parsed is None else sorted(parsed.items())
+    return raw.strip() if parsed is None else dump_json(sorted(parsed.items()))
 
 
 class MemoryLedger:

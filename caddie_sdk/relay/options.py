@@ -45,6 +45,9 @@ class Options:
         return terms
 
 
+_DEFAULT = Options()
+
+
 def read_options(headers: Mapping[str, str], body: Mapping[str, Any]) -> Options:
     """The options of a request; the extension field wins over headers.
 
@@ -54,13 +57,15 @@ def read_options(headers: Mapping[str, str], body: Mapping[str, Any]) -> Options
     Raises:
         ConfigError: an option is unknown or has an impossible value.
     """
+    field = body.get("caddie")
+    if field is None and not any(name.startswith(HEADER) for name in headers):
+        return _DEFAULT
     given: dict[str, Any] = {}
     if (switch := headers.get(HEADER)) is not None:
         given["enabled"] = switch
     for name in _NAMES[1:]:
         if (value := headers.get(f"{HEADER}-{name.replace('_', '-')}")) is not None:
             given[name] = value
-    field = body.get("caddie")
     if field is not None and not isinstance(field, Mapping):
         raise ConfigError(f"the field 'caddie' must be an object with {', '.join(_NAMES)}, not {field!r}")
     given |= dict(field or {})

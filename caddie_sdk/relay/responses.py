@@ -14,8 +14,19 @@ from caddie_sdk.messages import Message, text_of, wire_arguments
 from caddie_sdk.relay.adopt import Said, Terms, Unadopted
 from caddie_sdk.relay.chat import add_usage
 from caddie_sdk.relay.exchange import Exchange
-from caddie_sdk.relay.items import CALL, RESULT, assistant_turn, chat_tools, flat_tool, read_items
+from caddie_sdk.relay.items import (
+    CALL,
+    RESULT,
+    assistant_turn,
+    chat_tools,
+    flat_tool,
+    is_function,
+    kind_of,
+    open_calls,
+    read_items,
+)
 from caddie_sdk.relay.ledger import Ledger, beside
+from caddie_sdk.relay.live import LiveSessions
 from caddie_sdk.usage import Usage
 
 _ELSEWHERE = ("conversation", "background", "prompt")
@@ -44,14 +55,16 @@ class ResponsesRequest:
         except (MessageError, ConfigError, TypeError) as error:
             raise Unadopted(str(error)) from error
         self.stream = bool(body.get("stream"))
+        self.stored = body.get("store") is not False
         self.asks = (body.get("tool_choice") or "auto") in ("auto", "required")
-        form = (body.get("text") or {}).get("format") or {}
-        self.quiet = form.get("type", "text") != "text"
+        text = body.get("text")
+        form = text.get("format") if isinstance(text, Mapping) else None
+        self.quiet = isinstance(form, Mapping) and form.get("type", "text") != "text"
         self.previous = self._continues = body.get("previous_response_id")
         self._ledger: Ledger | None = None
         self._scope = ""
 
-    def exchange(self, terms: Terms, ledger: Ledger, scope: str) -> Exchange:
+    def exchange(self, terms: Terms, ledger: Ledger, scope: str, live: LiveSessions | None = None) -> Exchange:
         """The session of this request.
 
         Raises:
@@ -59,20 +72,17 @@ class ResponsesRequest:
         """
         self._ledger, self._scope = ledger, scope
         if not self.previous:
-            return Exchange(self.said, self.tools, terms, ledger, scope)
-        key = self._key(self.previous)
-        kept = ledger.get([key]).get(key) or {}
+            return Exchange(self.said, self.tools, terms, ledger, scope, live)
+        kept = _kept(ledger, scope, self.previous)
         self._continues = kept.get("id") or self.previous
         # What is new says nothing about what came before, so its keys belong to the response it continues.
-        return Exchange(self.said, self.tools, terms, ledger, f"{scope}/{self.previous}", kept.get("session"))
-
-    def _key(self, response_id: Any) -> str:
-        return beside(self._scope, f"response:{response_id}")
+        return Exchange(self.said, self.tools, terms, ledger, f"{scope}/{self.previous}", base=kept.get("session"))
 
     def upstream(self, exchange: Exchange) -> dict[str, Any]:
         """The body to send now: with all that is new since the response that the caller continues."""
+        kinds: dict[str, str] = {}
         nodes = exchange.nodes(exchange.known)
-        body = {**self.body, "input": [item for node in nodes for item in restate(*node)]}
+        body = {**self.body, "input": [item for node in nodes for item in restate(*node, kinds)]}
         if self.previous:
             body["previous_response_id"] = self._continues
         controls = exchange.session.controls_offered if self.asks else []
@@ -84,9 +94,11 @@ class ResponsesRequest:
         """What a response says: message, items to send back, usage.
 
         Raises:
-            Unadopted: the answer is no response.
+            Unadopted: the answer is no response, or one that failed.
         """
         try:
+            if answer.get("status") in ("failed", "cancelled"):
+                raise Unadopted(f"the response is {answer['status']}")
             output = answer["output"]
             raw = tuple(item for item in map(self._sendable, output) if item is not None)
             return assistant_turn(output), raw, Usage.from_openai(answer.get("usage"))
@@ -95,76 +107,160 @@ class ResponsesRequest:
 
     def _sendable(self, item: Mapping[str, Any]) -> dict[str, Any] | None:
         """An output item as an input item. A server that stores nothing knows no item by its id."""
-        if item.get("type") == "reasoning":
-            stored = self.body.get("store", True) or item.get("encrypted_content")
-            return dict(item) if stored else None
-        return {key: value for key, value in item.items() if key not in ("id", "status") and value is not None}
+        kept = {key: value for key, value in item.items() if value is not None}
+        if kind_of(item) == "reasoning":
+            return kept if self.stored or item.get("encrypted_content") else None
+        if kind_of(item) in ("message", CALL, "custom_tool_call"):
+            return {key: value for key, value in kept.items() if key not in ("id", "status")}
+        return kept  # built-in tools: their id and status are required
+
+    def shown(self, answer: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
+        """A response with what it repeats of the request as the caller wrote that."""
+        told = dict(answer)
+        if isinstance(told.get("tools"), list):
+            hidden = exchange.session.config.controls
+            told["tools"] = [tool for tool in told["tools"] if not (is_function(tool) and tool.get("name") in hidden)]
+        if told.get("previous_response_id") is not None:
+            told["previous_response_id"] = self.previous
+        return told
 
     def compose(
-        self, exchange: Exchange, answers: Sequence[Mapping[str, Any]], extension: Mapping[str, Any] | None
+        self,
+        exchange: Exchange,
+        answers: Sequence[Mapping[str, Any]],
+        extension: Mapping[str, Any] | None,
+        told: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The response the caller gets: the last one, with the items of those on the way to it.
 
-        Its id is that of the first one, which a stream has told before the others are known.
+        Args:
+            exchange: at its end.
+            answers: the upstream's responses.
+            extension: see `Exchange.report`.
+            told: what a stream has said of the response (its id) before the later ones were known.
         """
         last = answers[-1]
-        output = [item for answer in answers[:-1] if not self.quiet for item in _without_calls(answer["output"])]
+        output = [item for answer in answers[:-1] for item in self._between(answer["output"])]
         output += visible_items(last["output"], exchange)
-        composed = {**last, "id": answers[0].get("id"), "output": output}
+        composed = {**self.shown(last, exchange), **(told or {}), "output": output}
         for answer in reversed(answers[:-1]):
             composed["usage"] = add_usage(answer.get("usage"), composed.get("usage"))
-        exchange.save(assistant_turn(output))
-        self._keep(exchange, composed["id"], last.get("id"))
+        self._save(exchange, output)
+        self._keep(exchange, composed.get("id"), last.get("id"))
         return composed if extension is None else {**composed, "caddie": extension}
+
+    def _between(self, items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """What the caller sees of a turn after which the model went on: none of its calls was the caller's."""
+        calls = open_calls(items)
+        return [item for item in items if item not in calls and not (self.quiet and kind_of(item) == "message")]
+
+    def _save(self, exchange: Exchange, output: Sequence[Mapping[str, Any]]) -> None:
+        visible, texts = assistant_turn(output), output_texts(output)
+        # Some callers send back `output_text` alone: the client joins it with nothing between.
+        joined: Message = {**visible, "content": "".join(texts)}
+        exchange.save(visible, *([joined] if len(texts) > 1 else []))
 
     def _keep(self, exchange: Exchange, shown: Any, upstream: Any) -> None:
         """Remember the session, and the response that the server knows it by, for a request that continues this one.
 
         Callers who send their history themselves do so from their second request on.
         """
-        if self._ledger is None or not self.body.get("store", True):
+        if self._ledger is None or not self.stored:
             return
-        own_history = any(item.message["role"] == "assistant" for item in self.said)
-        if not own_history or shown != upstream:
-            self._ledger.put(self._key(shown), {"id": upstream, "session": exchange.session.dump()})
+        answers = hidden_results(exchange)
+        if shown != upstream or answers or self.previous or not self._own_history():
+            kept = {"id": upstream, "session": exchange.session.dump(), "answers": answers}
+            self._ledger.put(_key(self._scope, shown), kept)
+
+    def _own_history(self) -> bool:
+        """Whether the input repeats what a server has said; examples that the caller made up carry no ids."""
+        turns = [item.raw for item in self.said if item.message["role"] == "assistant"]
+        return any(item.get("id") or kind_of(item) != "message" for raw in turns for item in raw)
 
 
-def _without_calls(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [item for item in items if item.get("type") != CALL]
+def settled(body: Mapping[str, Any], ledger: Ledger, scope: str) -> dict[str, Any]:
+    """A request that no session can follow, with the response it continues as the server knows that."""
+    kept = _kept(ledger, scope, body["previous_response_id"]) if body.get("previous_response_id") else {}
+    if not kept:
+        return dict(body)
+    given = body.get("input") or []
+    given = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    answers = kept.get("answers") or []
+    changed = {"input": [*answers, *given]} if answers and isinstance(given, list) else {}
+    return {**body, "previous_response_id": kept.get("id") or body["previous_response_id"], **changed}
+
+
+def _key(scope: str, response_id: Any) -> str:
+    return beside(scope, f"response:{response_id}")
+
+
+def _kept(ledger: Ledger, scope: str, response_id: Any) -> dict[str, Any]:
+    key = _key(scope, response_id)
+    return ledger.get([key]).get(key) or {}
+
+
+def hidden_results(exchange: Exchange) -> list[dict[str, Any]]:
+    """Results of calls in the turn that is open, where the caller sees neither: advice, and what was held back."""
+    calls = (exchange.session.turn or {"calls": ()})["calls"]
+    return [{"type": RESULT, "call_id": call["id"], "output": call["content"]} for call in calls if "content" in call]
+
+
+def output_texts(items: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The texts that the client's `output_text` joins."""
+    parts = [part for item in items if kind_of(item) == "message" for part in item.get("content") or ()]
+    return [part["text"] for part in parts if isinstance(part, Mapping) and part.get("type") == "output_text"]
 
 
 def visible_items(items: Sequence[Mapping[str, Any]], exchange: Exchange) -> list[Mapping[str, Any]]:
     """The items of the last turn that are the caller's, with the ids under which its calls are stored."""
     visible = {call["id"] for call in exchange.visible().get("tool_calls", ())}
-    stored = iter(exchange.last_calls())
+    stored, calls = iter(exchange.last_calls()), open_calls(items)
     shown: list[Mapping[str, Any]] = []
     for item in items:
-        if item.get("type") != CALL:
+        if item not in calls:
             shown.append(item)
         elif (call := next(stored, None)) is not None and call["id"] in visible:
             shown.append(item if item.get("call_id") == call["id"] else {**item, "call_id": call["id"]})
     return shown
 
 
-def restate(message: Message, raw: Sequence[Any] | None) -> list[Any]:
-    """A stored message as input items: as its author wrote it, with ids and arguments that a strict server accepts."""
+def restate(message: Message, raw: Sequence[Any] | None, kinds: dict[str, str]) -> list[Any]:
+    """A stored message as input items: as its author wrote it, with ids and arguments that a strict server accepts.
+
+    Args:
+        message: of the session's history.
+        raw: as its author wrote it; None for the session's own words.
+        kinds: call id to the type of its item, where that is no function call; read and added to.
+    """
+    if message["role"] == "tool":
+        return _restated_result(message, raw, kinds)
     if raw is None:
         return _items(message)
-    if message["role"] == "tool":
-        return [{**raw[0], "call_id": message["tool_call_id"]}] if raw else []
-    calls = iter(message.get("tool_calls", ()))
-    return [_restated(item, next(calls, None)) if item.get("type") == CALL else item for item in raw]
+    calls, restated = iter(message.get("tool_calls", ())), []
+    waiting = open_calls(raw) if message["role"] == "assistant" else []
+    for item in raw:
+        call = next(calls, None) if item in waiting else None
+        if call is not None:
+            kinds[call["id"]] = kind_of(item)
+        restated.append(item if call is None else _restated(item, call))
+    return restated
 
 
-def _restated(item: Mapping[str, Any], call: Mapping[str, Any] | None) -> dict[str, Any]:
-    if call is None:
-        return dict(item)
+def _restated_result(message: Message, raw: Sequence[Any] | None, kinds: Mapping[str, str]) -> list[Any]:
+    call_id = message["tool_call_id"]
+    if raw is None:
+        kind = "custom_tool_call" if kinds.get(call_id) == "custom_tool_call" else CALL
+        return [{"type": f"{kind}_output", "call_id": call_id, "output": text_of(message)}]
+    return [{**item, "call_id": call_id} if "call_id" in item else item for item in raw[:1]]
+
+
+def _restated(item: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
+    if kind_of(item) != CALL:
+        return {**item, "call_id": call["id"]}
     return {**item, "call_id": call["id"], "arguments": wire_arguments(call["function"]["arguments"])}
 
 
 def _items(message: Message) -> list[dict[str, Any]]:
-    if message["role"] == "tool":
-        return [{"type": RESULT, "call_id": message["tool_call_id"], "output": text_of(message)}]
     said: list[dict[str, Any]] = (
         [{"role": message["role"], "content": message["content"]}] if message["content"] else []
     )

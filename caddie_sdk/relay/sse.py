@@ -21,7 +21,7 @@ class ServerEvent:
         """The data as JSON; None when it is none."""
         try:
             return json.loads(self.data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
 
@@ -29,18 +29,30 @@ class EventReader:
     """Cuts a byte stream into events. Lines may end in CR, LF or both, and arrive in any pieces."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        self._after_cr = self._past_start = False
         self._data: list[str] = []
         self._name = ""
 
     def feed(self, data: bytes) -> Iterator[ServerEvent]:
         """The events that these bytes complete."""
-        *lines, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n")
+        if self._after_cr and data:
+            data, self._after_cr = data.removeprefix(b"\n"), False
+        if b"\r" in data:
+            self._after_cr = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, rest = data.split(b"\n")
         for line in lines:
-            yield from self._line(line.rstrip(b"\r").decode("utf-8", "replace"))
+            whole = b"".join((*self._rest, line)).decode("utf-8", "replace")
+            self._rest = []
+            yield from self._line(whole if self._past_start else whole.removeprefix("\ufeff"))
+            self._past_start = True
+        if rest:
+            self._rest.append(rest)
 
     def close(self) -> Iterator[ServerEvent]:
         """The event that lacked its closing blank line, if there is one (some servers forget it)."""
+        self._after_cr = False
         yield from self.feed(b"\n\n")
 
     def _line(self, line: str) -> Iterator[ServerEvent]:
@@ -61,4 +73,5 @@ def event(data: Any, name: str = "") -> bytes:
     """One event as bytes. `data` is JSON, or a text sent as it is."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {text}\n\n".encode("utf-8", "replace")
+    lines = text.replace("\n", "\ndata: ")
+    return f"{head}data: {lines}\n\n".encode("utf-8", "replace")

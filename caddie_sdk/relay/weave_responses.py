@@ -7,14 +7,17 @@ from typing import Any
 
 from caddie_sdk.messages import Message
 from caddie_sdk.relay import sse
+from caddie_sdk.relay.adopt import Unadopted
 from caddie_sdk.relay.exchange import Exchange
-from caddie_sdk.relay.items import CALL
+from caddie_sdk.relay.items import CALL, CALLS, kind_of
 from caddie_sdk.relay.responses import ResponsesRequest
 from caddie_sdk.relay.weave import StreamState
 from caddie_sdk.usage import Usage
 
 _BEGIN = ("response.created", "response.in_progress", "response.queued")
-_END = ("response.completed", "response.incomplete", "response.failed")
+_END = ("response.completed", "response.incomplete")
+_FACTS = ("id", "created_at")
+"""What the beginning of a stream tells of a response, and its end must repeat."""
 
 
 class ResponsesWeaver:
@@ -25,38 +28,94 @@ class ResponsesWeaver:
         self._session, self._config = exchange.session, exchange.session.config
         self._sequence = self._visible = 0
         self._answers: list[dict[str, Any]] = []
-        self._last = ""
+        self._told: dict[str, Any] = {}
+        self._held: dict[Any, list[dict[str, Any]]] = {}
+        self._kinds: dict[Any, str] = {}
+        self._late = b""
         self.begin()
 
     def begin(self) -> None:
         """Another upstream stream follows."""
+        self._late = self._released(lambda index: self._kinds[index] not in CALLS and not self._silent(index))
         self._shown: dict[Any, int] = {}
         self._ids: dict[Any, str] = {}
-        self._held: dict[Any, list[dict[str, Any]]] = {}
+        self._kinds = {}
+        self._held = {}
         self._hidden: set[Any] = set()
+        self._done: dict[Any, Mapping[str, Any]] = {}
         self.state: StreamState = "open"
 
     def feed(self, event: sse.ServerEvent) -> bytes:
         """What the caller gets of one upstream event."""
+        late, self._late = self._late, b""
+        return late + self._fed(event)
+
+    def _fed(self, event: sse.ServerEvent) -> bytes:
         data = event.json()
-        kind = data.get("type", event.name) if isinstance(data, dict) else ""
-        if not isinstance(data, dict) or kind == "error" or "error" in data:
+        if not isinstance(data, dict):
             self.state = "failed"
             return sse.event(event.data, event.name)
+        kind = str(data.get("type", event.name))
+        if kind in ("error", "response.failed") or data.get("error"):
+            self.state = "failed"
+            return self._numbered(self._as_told(data))
         if kind in _END:
-            self._answers.append(data.get("response") or {})
-            self._last, self.state = kind, "over"
-            return b""
+            return self._ended(data)
         if kind in _BEGIN:
-            return b"" if self._answers else self._numbered(data)
+            return b"" if self._answers else self._begun(data)
         return self._item_event(kind, data)
+
+    def _begun(self, data: dict[str, Any]) -> bytes:
+        response = data.get("response")
+        if isinstance(response, dict):
+            self._told = {name: response[name] for name in _FACTS if name in response}
+        return self._numbered(self._as_told(data))
+
+    def _ended(self, data: dict[str, Any]) -> bytes:
+        answer = data.get("response")
+        try:
+            if not isinstance(answer, dict):
+                raise Unadopted("the last event has no response")
+            answer["output"] = self._with_ids(answer.get("output") or [])
+            self._turn = self._request.read(answer)
+        except Unadopted:
+            self.state = "failed"
+            return self._numbered(data)
+        self._answers.append(answer)
+        self._last, self.state = data, "over"
+        return b""
+
+    def _with_ids(self, output: list[Any]) -> list[Any]:
+        """A turn's items, its calls under the ids that they are stored by. Some servers leave them out at the end."""
+        ids = iter(self._ids[index] for index in sorted(self._ids))
+        return [
+            {**item, "call_id": next(ids, item.get("call_id"))}
+            if isinstance(item, dict) and kind_of(item) in CALLS
+            else item
+            for item in output or [self._done[index] for index in sorted(self._done)]
+        ]
+
+    def _as_told(self, data: dict[str, Any]) -> dict[str, Any]:
+        """An event with a response in it, that response under the facts told first, and nothing hidden in it."""
+        response = data.get("response")
+        if not isinstance(response, dict):
+            return data
+        output = [item for item in response.get("output") or () if not self._is_control(item)]
+        told = {**self._request.shown(response, self._exchange), **self._told, "output": output}
+        return {**data, "response": told if "output" in response else {**told, "output": []}}
+
+    def _is_control(self, item: Any) -> bool:
+        return isinstance(item, dict) and kind_of(item) == CALL and item.get("name") in self._config.controls
 
     def _item_event(self, kind: str, data: dict[str, Any]) -> bytes:
         index = data.get("output_index")
         if index is None:
             return self._numbered(data)
+        item = data.get("item")
         if kind == "response.output_item.added":
-            self._admit(index, data.get("item") or {})
+            self._admit(index, item if isinstance(item, dict) else {})
+        if kind == "response.output_item.done" and isinstance(item, dict):
+            self._done[index] = item
         if index in self._hidden:
             return b""
         if index in self._held:
@@ -66,16 +125,21 @@ class ResponsesWeaver:
 
     def _admit(self, index: Any, item: Mapping[str, Any]) -> None:
         """Decide what becomes of an item: it shows, it never does, or that is seen at the end of the turn."""
-        if item.get("type") == CALL:
-            name = str(item.get("name"))
-            proposed = str(item.get("call_id") or "")
+        self._kinds[index] = kind_of(item)
+        guarded = False
+        if kind_of(item) in CALLS:
+            name, proposed = str(item.get("name")), str(item.get("call_id") or "")
             self._ids[index] = self._session.call_id(proposed, set(self._ids.values()))
-            if name in self._config.controls:
-                self._hidden.add(index)
-            elif self._config.protocol.guards(name):
-                self._held[index] = []
-        elif item.get("type") == "message" and self._request.quiet:
+            guarded = self._config.protocol.guards(name)
+        if self._is_control(item):
+            self._hidden.add(index)
+        elif guarded or self._held or self._silent(index):
+            # Whatever comes after a held item is held as well, so that the order of the items stays.
             self._held[index] = []
+
+    def _silent(self, index: Any) -> bool:
+        """Whether an item is a text that may turn out not to be the answer, for a caller who parses that."""
+        return self._request.quiet and self._kinds[index] == "message"
 
     def _mapped(self, index: Any, data: dict[str, Any]) -> dict[str, Any]:
         """The event under the caller's own count and the id of the stored call."""
@@ -92,27 +156,26 @@ class ResponsesWeaver:
             self._sequence += 1
         return sse.event(data, str(data.get("type", "")))
 
+    def _released(self, chosen: Any) -> bytes:
+        """The events of held items after all, of those that are chosen by their index."""
+        return b"".join(
+            self._numbered(self._mapped(index, data))
+            for index, events in self._held.items()
+            if chosen(index)
+            for data in events
+        )
+
     def broke_off(self) -> bool:
         """At the end of the upstream's bytes: whether the turn is not whole."""
         return self.state != "over"
 
     def turn(self) -> tuple[Message, tuple[Any, ...], Usage]:
         """The turn that this upstream stream was: message, items to send back, usage."""
-        answer = self._answers[-1]
-        calls = iter(self._ids[index] for index in sorted(self._ids))
-        answer["output"] = [
-            {**item, "call_id": next(calls, item.get("call_id"))} if item.get("type") == CALL else item
-            for item in answer.get("output") or ()
-        ]
-        return self._request.read(answer)
+        return self._turn
 
     def end(self, extension: Mapping[str, Any] | None) -> bytes:
         """The rest: what was held back and is the caller's after all, and the response as a whole."""
         visible = {call["id"] for call in self._exchange.visible().get("tool_calls", ())}
-        shown = b""
-        for index, events in self._held.items():
-            if index not in self._ids or self._ids[index] in visible:
-                shown += b"".join(self._numbered(self._mapped(index, data)) for data in events)
-        response = self._request.compose(self._exchange, self._answers, extension)
-        final = {"type": self._last, "response": response, "sequence_number": self._sequence}
-        return shown + self._numbered(final)
+        shown = self._released(lambda index: index not in self._ids or self._ids[index] in visible)
+        response = self._request.compose(self._exchange, self._answers, extension, self._told)
+        return self._late + shown + self._numbered({**self._last, "response": response})

@@ -100,7 +100,14 @@ def _relaying(http: Any, relay: Relay, critics: Mapping[str, Critic]) -> Any:
     """An HTTP client of the same library as `http`, over whose connections everything still goes."""
     name = next(base.__module__.split(".")[0] for base in type(http).__mro__ if base.__name__ in _KINDS)
     library = importlib.import_module(name)
-    settings = {"timeout": http.timeout, "follow_redirects": http.follow_redirects, "trust_env": False}
+    settings = {
+        "headers": http.headers,
+        "cookies": http.cookies,
+        "params": http.params,
+        "timeout": http.timeout,
+        "follow_redirects": http.follow_redirects,
+        "trust_env": False,
+    }
     if any(base.__name__ == "AsyncClient" for base in type(http).__mro__):
         return library.AsyncClient(transport=_async_transport(library)(http, relay, critics), **settings)
     return library.Client(transport=_transport(library)(http, relay, critics), **settings)
@@ -109,10 +116,15 @@ def _relaying(http: Any, relay: Relay, critics: Mapping[str, Critic]) -> Any:
 _KINDS = ("Client", "AsyncClient")
 
 
-def _again(http: Any, request: Any, body: bytes) -> Any:
-    """A request of `http` to the same place, with its own signature and hooks, and with the caller's timeouts."""
-    return http.build_request(
-        request.method, request.url, headers=passing(request.headers), content=body, extensions=request.extensions
+def _again(library: Any, request: Any, body: bytes) -> Any:
+    """The same request with another body, for the inner client to sign and to send; with the caller's timeouts."""
+    headers = passing(request.headers)
+    return library.Request(
+        request.method,
+        request.url,
+        headers={"host": request.headers["host"], **headers},
+        content=body,
+        extensions=request.extensions,
     )
 
 
@@ -128,13 +140,13 @@ def _transport(library: Any) -> Any:
                 answer = self._send(request, request.read())
                 body = Body(answer.iter_raw(), answer)
                 return library.Response(answer.status_code, headers=answer.headers, stream=body)
-            flow = self._relay.flow(request.url.path, request.headers, request.read())
+            flow = self._relay.flow(request.url.path, dict(request.headers.items()), request.read())
             runner = Runner(flow, lambda body: self._send(request, body), self._critics)
             head = runner.head()
             return library.Response(head.status, headers=dict(head.headers), stream=Body(runner, runner))
 
         def _send(self, request: Any, body: bytes) -> Any:
-            return self._http.send(_again(self._http, request, body), stream=True, follow_redirects=False)
+            return self._http.send(_again(library, request, body), stream=True, follow_redirects=False)
 
         def close(self) -> None:
             self._http.close()
@@ -164,13 +176,13 @@ def _async_transport(library: Any) -> Any:
                 answer = await self._send(request, await request.aread())
                 body = Body(answer.aiter_raw(), answer)
                 return library.Response(answer.status_code, headers=answer.headers, stream=body)
-            flow = self._relay.flow(request.url.path, request.headers, await request.aread())
+            flow = self._relay.flow(request.url.path, dict(request.headers.items()), await request.aread())
             runner = AsyncRunner(flow, lambda body: self._send(request, body), self._critics)
             head = await runner.head()
             return library.Response(head.status, headers=dict(head.headers), stream=Body(runner, runner))
 
         async def _send(self, request: Any, body: bytes) -> Any:
-            return await self._http.send(_again(self._http, request, body), stream=True, follow_redirects=False)
+            return await self._http.send(_again(library, request, body), stream=True, follow_redirects=False)
 
         async def aclose(self) -> None:
             await self._http.aclose()

@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     from caddie_sdk.shells.graph import create_caddie_agent as create_caddie_agent
     from caddie_sdk.shells.loop import arun as arun
     from caddie_sdk.shells.loop import run as run
+    from caddie_sdk.shells.middleware import CriticMiddleware as CriticMiddleware
+    from caddie_sdk.shells.wrap import wrap as wrap
     from caddie_sdk.tools import Tool as Tool
+    from caddie_sdk.tracing import TraceSink as TraceSink
     from caddie_sdk.usage import Usage as Usage
 
 __version__ = "0.1.0"
@@ -79,7 +82,10 @@ _HOMES = {
     "create_caddie_agent": "shells.graph",
     "arun": "shells.loop",
     "run": "shells.loop",
+    "CriticMiddleware": "shells.middleware",
+    "wrap": "shells.wrap",
     "Tool": "tools",
+    "TraceSink": "tracing",
     "Usage": "usage",
 }
 

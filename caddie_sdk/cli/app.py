@@ -169,6 +169,9 @@ def proxy(
         Path | None, typer.Option(help="SQLite file for turns with consultations; by default they are kept in memory.")
     ] = None,
     advice: Annotated[bool, typer.Option("--advice", help="Put critiques into the answers' field `caddie`.")] = False,
+    traces: Annotated[
+        Path | None, typer.Option(help="Write finished trajectories to this file; it holds conversations, redacted.")
+    ] = None,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Largest request body, in MiB.")] = 32,
     idle: Annotated[float, typer.Option(min=0.1, help="Seconds without a byte from the upstream.")] = 600.0,
     total: Annotated[float, typer.Option(min=0.1, help="Seconds for a whole request.")] = 3600.0,
@@ -180,9 +183,49 @@ def proxy(
 
     chosen = ProxyChoices(
         upstream=upstream, host=host, port=port, protocol=protocol, max_uses=max_uses, max_tokens=max_tokens,
-        timeout=timeout, ledger=ledger, advice=advice, max_body_mb=max_body_mb, idle=idle, total=total, drain=drain,
+        timeout=timeout, ledger=ledger, advice=advice, traces=traces, max_body_mb=max_body_mb, idle=idle, total=total,
+        drain=drain,
     )  # fmt: skip
     run_proxy(chosen, Choices(critic=critic, critic_key_env=critic_key_env, pack=pack, allow_mismatch=allow_mismatch))
+
+
+@app.command()
+def mcp(
+    critic: Annotated[
+        str | None,
+        typer.Option(
+            help="off, embedded, the URL of a served critic, or a checkpoint to serve; by default the proxy's own, "
+            "else embedded."
+        ),
+    ] = None,
+    critic_key_env: CriticKeyEnv = None,
+    pack: Pack = None,
+    proxy: Annotated[
+        str | None, typer.Option(help="URL of a running `caddie proxy`, whose sessions can be named.")
+    ] = None,
+    proxy_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds a bearer token for --proxy.")
+    ] = None,
+    transport: Annotated[str, typer.Option(help="stdio or http.")] = "stdio",
+    host: Annotated[
+        str, typer.Option(help="Address to bind; anything but loopback is open to the network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for http; 0 takes a free one.")] = 0,
+    max_uses: Annotated[int, typer.Option(min=0, help="Consultations per user turn.")] = 3,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length of one critique, in tokens.")] = 512,
+    timeout: Timeout = 60.0,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Largest conversation, in MiB.")] = 4,
+    allow_mismatch: AllowMismatch = False,
+) -> None:
+    """Run an MCP server whose tool call_critic advises on a conversation."""
+    from caddie_sdk.cli.mcp import McpChoices, run_mcp
+
+    chosen = McpChoices(
+        proxy=proxy, proxy_key_env=proxy_key_env, transport=transport, host=host, port=port,
+        max_uses=max_uses, max_tokens=max_tokens, timeout=timeout, max_body_mb=max_body_mb,
+    )  # fmt: skip
+    ref = critic or ("off" if proxy else "embedded")
+    run_mcp(chosen, Choices(critic=ref, critic_key_env=critic_key_env, pack=pack, allow_mismatch=allow_mismatch))
 
 
 @app.command()

@@ -30,6 +30,7 @@ class ProxyChoices:
     timeout: float
     ledger: Path | None
     advice: bool
+    traces: Path | None
     max_body_mb: int
     idle: float
     total: float
@@ -57,10 +58,15 @@ def run_proxy(choices: ProxyChoices, critic: Choices) -> None:
         critics = {} if critic.critic in ("off", "none") else {CALL_CRITIC: outside_critic(critic, stack)}
         budget = Budget(max_uses=choices.max_uses, max_tokens=choices.max_tokens, timeout=choices.timeout)
         relay = make_relay(
-            critics, protocol=choices.protocol, budget=budget, ledger=choices.ledger, advice=choices.advice
+            critics,
+            protocol=choices.protocol,
+            budget=budget,
+            ledger=choices.ledger,
+            advice=choices.advice,
+            traces=choices.traces,
         )
         limits = Limits(choices.max_body_mb * 2**20, idle=choices.idle, total=choices.total)
-        app = create_app(choices.upstream, critics, relay, limits=limits)
+        app = create_app(choices.upstream, critics, relay, limits=limits, on_shutdown=relay.close)
         listening = _listen(choices.host, choices.port)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=choices.drain, server_header=False

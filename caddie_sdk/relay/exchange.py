@@ -18,7 +18,7 @@ from caddie_sdk.messages import Message, text_of
 from caddie_sdk.relay.adopt import BETWEEN, Adoption, Said, Terms, Unadopted, configure, leading_system, put_back
 from caddie_sdk.relay.ledger import Ledger, beside, chain, extend, fingerprint
 from caddie_sdk.relay.live import Live, LiveSessions
-from caddie_sdk.session import Session
+from caddie_sdk.session import DUMP_VERSION, Session
 from caddie_sdk.usage import Usage
 
 
@@ -85,7 +85,9 @@ class Exchange:
     def _adopt(self, start: int) -> None:
         pending = beside(self.keys[-1], "pending") if self.keys else ""
         new = zip(self.keys[start:], self._said[start:], strict=True)
-        entries = self._ledger.get([*(key for key, item in new if item.message["role"] == "assistant"), pending])
+        found = self._ledger.get([*(key for key, item in new if item.message["role"] == "assistant"), pending])
+        # What another version has kept is as good as gone.
+        entries = {key: entry for key, entry in found.items() if entry["delta"]["version"] == DUMP_VERSION}
         self._pending = entries.pop(pending, None)
         adoption = Adoption(self.session, self._said, self.keys, entries)
         adoption.places, adoption.kept = self._places, self._kept

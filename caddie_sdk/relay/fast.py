@@ -39,7 +39,7 @@ class Memo(Generic[T]):
 
     Args:
         make: what is to be remembered; must depend on the message alone.
-        max_bytes: of remembered messages, about; the ones used longest ago go first.
+        max_bytes: of remembered messages and what was made of them, about; the ones used longest ago go first.
     """
 
     def __init__(self, make: Callable[[Mapping[str, Any]], T], max_bytes: int = 8 * 2**20) -> None:
@@ -62,8 +62,13 @@ class Memo(Generic[T]):
         with self._lock:
             if key not in self._known:
                 self._known[key] = made
-                self._size += len(key)
+                self._size += _weight(key)
             while self._size > self.max_bytes:
                 gone, _ = self._known.popitem(last=False)
-                self._size -= len(gone)
+                self._size -= _weight(gone)
         return made
+
+
+def _weight(key: bytes) -> int:
+    """About what an entry takes: the message as bytes and as objects, and what was made of it."""
+    return 1500 + 4 * len(key)

@@ -10,12 +10,15 @@ import hashlib
 import json
 import logging
 from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from caddie_sdk.commands import Consult
+from caddie_sdk import tracing
+from caddie_sdk.commands import Consult, Finish
 from caddie_sdk.critic import ConsultState
-from caddie_sdk.errors import ConfigError, ConsultationError
+from caddie_sdk.errors import CaddieError, ConfigError, ConsultationError
 from caddie_sdk.intervention import Never
 from caddie_sdk.relay import sse
 from caddie_sdk.relay.adopt import Terms, Unadopted
@@ -29,6 +32,7 @@ from caddie_sdk.relay.responses import ResponsesRequest, settled
 from caddie_sdk.relay.weave import ChatWeaver
 from caddie_sdk.relay.weave_responses import ResponsesWeaver
 from caddie_sdk.session import Session
+from caddie_sdk.tracing import TraceSink
 
 log = logging.getLogger("caddie.relay")
 
@@ -110,16 +114,36 @@ class Relay:
     observer: Observer = field(default_factory=_Silent)
     live: LiveSessions = field(default_factory=LiveSessions)
     advice: bool = False
+    traces: TraceSink | None = None
+
+    def __post_init__(self) -> None:
+        # A trace is on disk when `write` returns; requests must not wait for that.
+        self._writer = ThreadPoolExecutor(1, "caddie-traces") if self.traces else None
+
+    def close(self) -> None:
+        """Finish writing traces."""
+        if self._writer is not None:
+            self._writer.shutdown()
 
     def handles(self, method: str, path: str) -> bool:
         """Whether requests to this path are read; all others pass as they are."""
         return bool(self.terms.controls) and method == "POST" and _dialect(path) is not None
 
-    def finished(self, exchange: Exchange, options: Options) -> None:
+    def finished(self, parsed: Any, exchange: Exchange, options: Options) -> None:
         """A request is answered."""
         self.observer.finished(exchange)
+        if self._writer is not None and isinstance(exchange.command, Finish):
+            dump, model = exchange.session.dump(), str(parsed.body.get("model") or "")
+            self._writer.submit(self._trace, dump, model, options.session)
         if options.session:
             self.remember(options.session, exchange)
+
+    def _trace(self, dump: dict[str, Any], model: str, conversation: str) -> None:
+        assert self.traces is not None
+        try:
+            self.traces.write(dump, way="relay", model=model, conversation=conversation)
+        except CaddieError as error:
+            log.warning("a trace was not written: %s", error)
 
     def remember(self, name: str, exchange: Exchange) -> None:
         """Keep a conversation under its session name, for advice that is asked for from elsewhere."""
@@ -221,6 +245,11 @@ def _consult(exchange: Exchange) -> Flow:
         exchange.critic_replied((yield Ask(exchange.command.state)))
 
 
+def _chat_span(parsed: Any) -> AbstractContextManager[tracing.Span]:
+    """Around one upstream call; a caller's hanging up ends it without a failure."""
+    return tracing.chat(str(parsed.body.get("model") or ""), stream=parsed.stream).ending()
+
+
 def _upstream(parsed: Any, exchange: Exchange) -> Generator[Step, Any, Answer]:
     """Send what the model is to see now. A failure keeps what has been asked of the critic so far."""
     try:
@@ -240,30 +269,34 @@ def _whole(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -> F
     answers: list[dict[str, Any]] = []
     while True:
         yield from _consult(exchange)
-        answer = yield from _upstream(parsed, exchange)
-        if answer.status != 200:
-            return (yield from _copy(answer))
-        try:
-            body = yield from _read_all()
-        except Exception:
-            exchange.abandon()
-            raise
-        try:
-            said = loads(body)
-            message, raw, usage = parsed.read(said)
-        except (ValueError, Unadopted):
-            # No answer that could be read: the caller is told what the server said.
-            exchange.abandon()
-            yield Start(answer.status, answer.headers)
-            yield Emit(body)
-            return None
+        with _chat_span(parsed) as span:
+            answer = yield from _upstream(parsed, exchange)
+            if answer.status != 200:
+                span.fail(str(answer.status))
+                return (yield from _copy(answer))
+            try:
+                body = yield from _read_all()
+            except Exception:
+                exchange.abandon()
+                raise
+            try:
+                said = loads(body)
+                message, raw, usage = parsed.read(said)
+            except (ValueError, RecursionError, Unadopted):
+                # No answer that could be read: the caller is told what the server said.
+                span.fail("unreadable")
+                exchange.abandon()
+                yield Start(answer.status, answer.headers)
+                yield Emit(body)
+                return None
+            span.replied(message, usage=usage, model=str(said.get("model") or ""))
         answers.append(said)
         exchange.replied(message, raw, usage)
         yield from _consult(exchange)
         if exchange.done:
             break
     composed = parsed.compose(exchange, answers, exchange.report(advice=options.advice or relay.advice))
-    relay.finished(exchange, options)
+    relay.finished(parsed, exchange, options)
     unchanged = len(answers) == 1 and composed == said
     yield Start(200, answer.headers)
     yield Emit(body if unchanged else dumps(composed))
@@ -277,18 +310,26 @@ def _streamed(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -
     weaver, started = WEAVERS[type(parsed)](parsed, exchange), False
     while True:
         yield from _consult(exchange)
-        answer = yield from _upstream(parsed, exchange)
-        if answer.status != 200:
-            return (yield from (_error_event() if started else _copy(answer)))
-        if not started:
-            yield Start(200, answer.headers)
-            started = True
-        weaver.begin()
-        yield from _weave(weaver, exchange)
-        if weaver.broke_off():
-            exchange.abandon()
-            return None
-        exchange.replied(*weaver.turn())
+        with _chat_span(parsed) as span:
+            answer = yield from _upstream(parsed, exchange)
+            if answer.status != 200:
+                span.fail(str(answer.status))
+                return (yield from (_error_event() if started else _copy(answer)))
+            if not started and "application/json" in answer.headers.get("content-type", ""):
+                exchange.abandon()
+                return (yield from _copy(answer))
+            if not started:
+                yield Start(200, answer.headers)
+                started = True
+            weaver.begin()
+            yield from _weave(weaver, exchange)
+            if weaver.broke_off():
+                span.fail("broke_off")
+                exchange.abandon()
+                return None
+            message, raw, usage = weaver.turn()
+            span.replied(message, usage=usage)
+        exchange.replied(message, raw, usage)
         try:
             yield from _consult(exchange)
         except ConsultationError as error:
@@ -296,7 +337,7 @@ def _streamed(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -
             return None
         if exchange.done:
             break
-    relay.finished(exchange, options)
+    relay.finished(parsed, exchange, options)
     yield Emit(weaver.end(exchange.report(advice=options.advice or relay.advice)))
     return None
 

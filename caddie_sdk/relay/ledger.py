@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from caddie_sdk.errors import ConfigError
 from caddie_sdk.messages import Message, dump_json, parse_arguments
+
+log = logging.getLogger("caddie.relay")
 
 MEMORY_BYTES = 64 * 2**20
 """Default size of the ledger in memory."""
@@ -85,10 +89,29 @@ def fingerprint(message: Message) -> bytes:
     return "".join([role, *(f"/{len(fact)}:{fact}" for fact in facts)]).encode("utf-8", "surrogatepass")
 
 
-@lru_cache(maxsize=4096)
 def _arguments(raw: str) -> str:
-    parsed = parse_arguments(raw)
-    return raw.strip() if parsed is None else dump_json(sorted(parsed.items()))
+    # Long ones are rare, and a memory of thousands of them would be large.
+    return _plain_arguments(raw) if len(raw) > 1000 else _known_arguments(raw)
+
+
+def _plain_arguments(raw: str) -> str:
+    try:
+        parsed = parse_arguments(raw)
+        return raw.strip() if parsed is None else json.dumps(_same(parsed), sort_keys=True)
+    except RecursionError:
+        return raw.strip()
+
+
+_known_arguments = lru_cache(maxsize=4096)(_plain_arguments)
+
+
+def _same(value: Any) -> Any:
+    """JSON in which 2 and 2.0 are one number, as they are in JavaScript."""
+    if isinstance(value, dict):
+        return {key: _same(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_same(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class MemoryLedger:
@@ -122,6 +145,8 @@ class MemoryLedger:
         text = _pack(entry)
         with self._lock:
             self._forget(key)
+            if len(text) + len(key) > self.max_bytes:
+                return  # in its place everything else would have to go
             self._entries[key] = text
             self._size += len(text) + len(key)
             while self._size > self.max_bytes and self._entries:
@@ -139,6 +164,8 @@ class MemoryLedger:
 
 class SqliteLedger:
     """A ledger in an SQLite file, for callers whose histories outlive the process. Several processes may share it.
+
+    A file that fails later on (a full disk, a lock that is held) costs advice, not requests: it is logged.
 
     The file holds parts of conversations in clear text; it is created readable by its owner alone.
 
@@ -169,10 +196,8 @@ class SqliteLedger:
             raise ConfigError(f"ledger {str(path)!r}: {error}; give the path of a writable SQLite file") from error
 
     def get(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        if not keys:
-            return {}
         found: dict[str, dict[str, Any]] = {}
-        with self._lock:
+        with self._open():
             for start in range(0, len(keys), 500):
                 part = list(keys[start : start + 500])
                 marks = ",".join("?" * len(part))
@@ -181,15 +206,24 @@ class SqliteLedger:
         return found
 
     def put(self, key: str, entry: Mapping[str, Any]) -> None:
-        with self._lock:
+        with self._open():
             self._db.execute("REPLACE INTO entries VALUES (?, ?, ?)", (key, _pack(entry), time.time()))
             self._puts += 1
             if self._puts % 1000 == 0:
                 self._clean()
 
     def drop(self, key: str) -> None:
-        with self._lock:
+        with self._open():
             self._db.execute("DELETE FROM entries WHERE key = ?", (key,))
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """The database, for one thread at a time; its failures are told to operators and stop nobody."""
+        with self._lock:
+            try:
+                yield
+            except (sqlite3.Error, ValueError) as error:
+                log.warning("the ledger %s failed, so advice may be missing: %s", self.path, error)
 
     def close(self) -> None:
         """Close the file."""

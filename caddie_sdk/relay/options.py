@@ -84,7 +84,7 @@ def _flag(name: str, value: Any) -> bool:
 def _count(name: str, value: Any) -> int:
     try:
         count = int(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         count = -1
     if count < 0 or isinstance(value, bool):
         raise ConfigError(f"caddie option {name!r} must be a number from 0 on, not {value!r}")

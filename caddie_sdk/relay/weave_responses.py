@@ -76,7 +76,8 @@ class ResponsesWeaver:
         try:
             if not isinstance(answer, dict):
                 raise Unadopted("the last event has no response")
-            answer["output"] = self._with_ids(answer.get("output") or [])
+            if isinstance(answer.get("output") or [], list):
+                answer["output"] = self._with_ids(answer.get("output") or [])
             self._turn = self._request.read(answer)
         except Unadopted:
             self.state = "failed"

@@ -21,6 +21,7 @@ from caddie_sdk.relay.adopt import Terms
 from caddie_sdk.relay.flow import Relay
 from caddie_sdk.relay.ledger import Ledger, MemoryLedger, SqliteLedger
 from caddie_sdk.shells.runners import AsyncRunner, Runner, passing
+from caddie_sdk.tracing import TraceSink
 
 Client = TypeVar("Client")
 
@@ -35,6 +36,7 @@ def wrap(
     on_error: str = "continue",
     ledger: Ledger | str | Path | None = None,
     advice: bool = False,
+    traces: TraceSink | str | Path | None = None,
 ) -> Client:
     """An openai client whose model may consult a critic while it works.
 
@@ -53,6 +55,7 @@ def wrap(
         ledger: where turns with consultations are kept between requests: by default in memory (64 MiB), or the path
             of an SQLite file that outlives the process.
         advice: put the texts of critiques into the answer's extension field `caddie`.
+        traces: a sink, or the path of a file, to which each finished trajectory is written.
 
     Returns:
         A client of the same class that shares connections, key and settings with `client`.
@@ -63,7 +66,9 @@ def wrap(
     critics = {name: c for name, c in ((CALL_CRITIC, critic), (REQUEST_FEEDBACK, feedback)) if c is not None}
     if not critics:
         raise ConfigError("wrap needs a critic, a feedback critic, or both")
-    relay = make_relay(critics, protocol=protocol, budget=budget, on_error=on_error, ledger=ledger, advice=advice)
+    relay = make_relay(
+        critics, protocol=protocol, budget=budget, on_error=on_error, ledger=ledger, advice=advice, traces=traces
+    )
     http = getattr(client, "_client", None)
     if not hasattr(client, "copy") or not hasattr(http, "build_request"):
         raise ConfigError(f"wrap takes an OpenAI or AsyncOpenAI client, not {type(client).__name__}")
@@ -79,6 +84,7 @@ def make_relay(
     on_error: str = "continue",
     ledger: Ledger | str | Path | None = None,
     advice: bool = False,
+    traces: TraceSink | str | Path | None = None,
 ) -> Relay:
     """The relay behind `wrap` and the proxy.
 
@@ -93,7 +99,8 @@ def make_relay(
     rule = parse_protocol(protocol) if isinstance(protocol, str) else protocol
     kept: Any = SqliteLedger(ledger) if isinstance(ledger, str | Path) else ledger
     terms = Terms(rule, budget or Budget(), tuple(critics), on_error)
-    return Relay(terms, MemoryLedger() if kept is None else kept, advice=advice)
+    sink = TraceSink(traces) if isinstance(traces, str | Path) else traces
+    return Relay(terms, MemoryLedger() if kept is None else kept, advice=advice, traces=sink)
 
 
 def _relaying(http: Any, relay: Relay, critics: Mapping[str, Critic]) -> Any:

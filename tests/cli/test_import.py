@@ -23,6 +23,7 @@ PUBLIC = [
     "Consult",
     "ConsultState",
     "Critic",
+    "CriticMiddleware",
     "CriticPrompt",
     "Critique",
     "Finish",
@@ -38,6 +39,7 @@ PUBLIC = [
     "SessionConfig",
     "Tool",
     "ToolResult",
+    "TraceSink",
     "Usage",
     "Windowed",
     "__version__",
@@ -45,6 +47,7 @@ PUBLIC = [
     "create_caddie_agent",
     "parse_protocol",
     "run",
+    "wrap",
 ]
 
 

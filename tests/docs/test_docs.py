@@ -61,13 +61,13 @@ def commands(page: Path) -> list[str]:
 
 
 class Shells:
-    """Runs commands as a reader would: `serve` stays up in a shell of its own."""
+    """Runs commands as a reader would: servers stay up in a shell of their own."""
 
     def __init__(self) -> None:
         self.serving: list[subprocess.Popen[str]] = []
 
     def run(self, command: str) -> str:
-        if command.startswith("caddie serve"):
+        if command.startswith(("caddie serve", "caddie proxy")):
             return self._serve(command)
         ran = subprocess.run(
             self._as_here(command), shell=True, cwd=ROOT, env=environment(),
@@ -96,13 +96,13 @@ class Shells:
         self.serving.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("Serving "), line
+        assert "http://127.0.0.1:" in line, line
         return line
 
     def close(self) -> None:
-        for process in self.serving:
+        for process in reversed(self.serving):
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == 0, "`caddie serve` did not end cleanly"
+            assert process.wait(timeout=30) == 0, f"{process.args} did not end cleanly"
 
 
 @pytest.mark.slow
@@ -124,12 +124,21 @@ def test_every_readme_command() -> None:
     assert all("  act     " in text and "  answer  " in text for text in asked)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "README.md"], ids=lambda page: page.name)
+def other_pages() -> list:
+    return [
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow] if "caddie serve" in page.read_text("utf-8") else [])
+        for page in PAGES
+        if page.name != "README.md"
+    ]
+
+
+@pytest.mark.parametrize("page", other_pages())
 def test_commands_of_other_pages(page: Path) -> None:
     shells = Shells()
+    ports = {shown: str(free_port()) for shown in ("8765", "8766")}
     try:
         for command in commands(page):
-            shells.run(command)
+            shells.run(re.sub("|".join(ports), lambda shown: ports[shown[0]], command))
     finally:
         shells.close()
 

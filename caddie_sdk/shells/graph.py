@@ -283,16 +283,31 @@ _Work = Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]
 
 
 class _Node(Runnable[Any, Any]):
-    """A graph node from a coroutine function. Its blocking twin waits for the same coroutine, if it has no own."""
+    """A graph node from a coroutine function. Its blocking twin waits for the same coroutine, if it has no own.
 
-    def __init__(self, name: str, arun: _Work, run: Callable[[Any], dict[str, Any]] | None = None) -> None:
-        self.name, self._arun, self._run = name, arun, run
+    `record` is told of each update that finishes a turn, off the event loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arun: _Work,
+        run: Callable[[Any], dict[str, Any]] | None = None,
+        record: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.name, self._arun, self._run, self._record = name, arun, run, record
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
-        return self._run(input) if self._run else _blocking.run(self._arun(input))
+        update = self._run(input) if self._run else _blocking.run(self._arun(input))
+        if self._record is not None and update["session"]["phase"] == "done":
+            self._record(update["session"])
+        return update
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
-        return await self._arun(input)
+        update = await self._arun(input)
+        if self._record is not None and update["session"]["phase"] == "done":
+            await asyncio.to_thread(self._record, update["session"])
+        return update
 
 
 @dataclass(frozen=True)
@@ -309,18 +324,19 @@ class _Nodes:
         builder: StateGraph[Any, Any, Any, Any] = StateGraph(
             AgentState, input_schema=AgentInput, output_schema=AgentOutput
         )
-        builder.add_node("intake", _Node("intake", self.intake))
-        builder.add_node("agent", _Node("agent", self.agent))
+        record = self._record if self.traces is not None else None
+        builder.add_node("intake", _Node("intake", self.intake, record=record))
+        builder.add_node("agent", _Node("agent", self.agent, record=record))
         critic = ["critic"] if self.critics else []
         tools = ["tools"] if self.tools else []
         builder.add_edge(START, "intake")
         builder.add_conditional_edges("intake", _route, ["agent", *critic, END])
         builder.add_conditional_edges("agent", _route, ["agent", *tools, *critic, END])
         if tools:
-            builder.add_node("tools", _Node("tools", self.atools, self.run_tools))
+            builder.add_node("tools", _Node("tools", self.atools, self.run_tools, record))
             builder.add_conditional_edges("tools", _route, ["agent", *critic, END])
         if critic:
-            builder.add_node("critic", _Node("critic", self.consult))
+            builder.add_node("critic", _Node("critic", self.consult, record=record))
             builder.add_conditional_edges("critic", _route, ["agent", *tools, "critic", END])
         return builder
 
@@ -415,7 +431,7 @@ class _Nodes:
             session.stop("max_steps")
         update: dict[str, Any] = {"session": session.dump()}
         if session.phase == "done":
-            self._finished(session)
+            tracing.current_run().finished(session)
             update |= {
                 "messages": session.transcript(),
                 "answer": session.answer,
@@ -425,11 +441,9 @@ class _Nodes:
             }
         return update
 
-    def _finished(self, session: Session) -> None:
-        """Tell whoever traces. A full disk must not cost the user the answer."""
-        tracing.current_run().finished(session)
-        if self.traces is None:
-            return
+    def _record(self, session: dict[str, Any]) -> None:
+        """Write a finished turn to the traces. A full disk must not cost the user the answer."""
+        assert self.traces is not None
         thread = get_config().get("configurable", {}).get("thread_id", "")
         try:
             name = tracing.model_name(self.model)

@@ -24,8 +24,8 @@ Where a generator yields between opening and ending (streams), use `span.current
 
 from __future__ import annotations
 
-from caddie_sdk.tracing.prefixes import Prefix, prefix_lines, prefixes
 from caddie_sdk.tracing.redaction import KEYS, PATTERNS, PHONE, Redactor
+from caddie_sdk.tracing.replay import Prefix, prefix_lines, prefixes
 from caddie_sdk.tracing.sink import Trace, TraceSink, read_traces
 from caddie_sdk.tracing.spans import (
     Span,

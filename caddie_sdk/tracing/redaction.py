@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,11 +82,11 @@ _LONG = 5
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+")
 _KEY_IN_TEXT = re.compile(
     # Perhaps in quotes, which may be escaped themselves; perhaps two words ("API key").
-    r"(?P<open>\\{0,8}[\"']?)(?<![\w.-])(?P<key>(?:[\w.-]{1,40} )?[\w.-]{1,200})(?P=open)\s*[:=]\s*"
+    r"(?P<open>(?:(?<!\\)\\*+[\"'])?)(?<![\w.-])(?P<key>(?:[\w.-]{1,40} )?[\w.-]{1,200})(?P=open)\s*[:=]\s*"
 )
-_OPENING = re.compile(r"(\\{0,8})([\"'])")
+_OPENING = re.compile(r"(\\*+)([\"'])")
 _BARE = re.compile(r"(?:(?:bearer|basic|digest|token|apikey)[ \t]+)?[^\s,;&]+", re.IGNORECASE)
-_LITERALS = {"", "null", "true", "false", "none", "nil", "undefined"}
+_LITERALS = {"", "[]", "{}", "null", "true", "false", "none", "nil", "undefined"}
 _CLOSERS = "\"'\\)]}>."
 
 
@@ -110,8 +110,12 @@ class Redactor:
             given if isinstance(given, Pattern) else Pattern(re.compile(given)) for given in patterns
         )
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: Any, *, keep: Container[str] = ()) -> Any:
         """Plain JSON without its secrets. Containers are copied, never altered.
+
+        Args:
+            value: plain JSON.
+            keep: keys whose texts, numbers and lists of these stay: names and ids that give the JSON its structure.
 
         Raises:
             RecursionError: it is nested deeper than Python's own JSON reader goes.
@@ -119,9 +123,9 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return self._mapping(value)
+            return self._mapping(value, keep)
         if isinstance(value, list | tuple):
-            return [self.value(item) for item in value]
+            return [self.value(item, keep=keep) for item in value]
         if isinstance(value, int | float) and not isinstance(value, bool):
             told = str(value)
             return value if self.shapes(told) == told else MARK
@@ -155,16 +159,19 @@ class Redactor:
             for end in range(start + 1, min(start + 3, len(words)) + 1)
         )
 
-    def _mapping(self, mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+    def _mapping(self, mapping: Mapping[Any, Any], keep: Container[str]) -> dict[Any, Any]:
         redacted: dict[Any, Any] = {}
         for key, value in mapping.items():
+            if key in keep and _is_flat(value):
+                redacted[key] = value
+                continue
             name = self.text(key) if isinstance(key, str) else key
             number = 1
             while name in redacted:  # two keys that both were secrets
                 number += 1
                 name = f"{MARK} {number}"
             secret = isinstance(key, str) and self.secret_key(key)
-            redacted[name] = _hidden(value) if secret else self.value(value)
+            redacted[name] = _hidden(value) if secret else self.value(value, keep=keep)
         return redacted
 
     def _parsed(self, text: str) -> str:
@@ -195,10 +202,16 @@ class Redactor:
             position = found.end()
             if self.secret_key(found["key"]):
                 start, end = _value_after(text, position)
-                if text[start:end].lower() not in _LITERALS:
+                if "".join(text[start:end].lower().split()) not in _LITERALS:
                     parts += [text[at:start], MARK]
                     at = position = end
         return "".join([*parts, text[at:]]) if parts else text
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether it is a text or number, or a list of such."""
+    inner = value if isinstance(value, list | tuple) else (value,)
+    return not any(isinstance(item, Mapping | list | tuple) for item in inner)
 
 
 def _squashed(key: str) -> str:

@@ -12,15 +12,17 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from caddie_sdk.errors import CaddieError, ConfigError, DataError
+from caddie_sdk.messages import canonical
 from caddie_sdk.records import append_shared
 from caddie_sdk.session import Session
 from caddie_sdk.tracing.redaction import Redactor
+from caddie_sdk.trajectory import read_trajectory
 
 TRACE_VERSION = 1
 
@@ -138,7 +140,7 @@ class TraceSink:
             redacted=self.redactor is not None,
             metadata=more if self.redactor is None else self.redactor.value(more),
         )
-        append_shared(self.path, asdict(trace))
+        append_shared(self.path, {name: getattr(trace, name) for name in Trace.__dataclass_fields__})
         return trace.id
 
     async def awrite(self, session: Session | Mapping[str, Any], **facts: Any) -> str:
@@ -157,26 +159,39 @@ def _critic_model(dump: Mapping[str, Any]) -> str:
     return next((name for name in reversed(names) if name), "")
 
 
+_STRUCTURE = frozenset(
+    ("id", "parent", "head", "kind", "role", "type", "tool_call_id", "name", "do", "control", "trigger", "status",
+     "phase",
+     "controls")
+)  # fmt: skip
+
+
+_NAMES = ("name", "type", "required")
+
+
 def redact_dump(dump: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
     """A session's dump without secrets that still loads and means the same.
 
-    Schemas of tools are the developer's words and may well describe an argument named `password`: there, only what
-    looks like a secret goes. Places inside a text (`spans`) move with it.
+    Ids, roles, names and settings stay. Schemas of tools are the developer's words and may well describe an argument
+    named `password`: there, only what looks like a secret goes. Places inside a text (`spans`) move with it.
     """
-    history = dump["history"]
-    nodes = [_redact_node(node, redactor) for node in history["nodes"]]
-    config = {**dump["config"], "tools": _shapes(dump["config"]["tools"], redactor)}
-    rest = {key: value for key, value in dump.items() if key not in ("history", "config")}
-    settings = {key: value for key, value in config.items() if key != "tools"}
+    history, config = dump["history"], dump["config"]
+    told = {name: config[name] for name in ("system", "examples") if name in config}
     return {
-        **redactor.value(rest),
-        "config": {**redactor.value(settings), "tools": config["tools"]},
-        "history": {**history, "nodes": nodes},
+        **redactor.value(
+            {name: value for name, value in dump.items() if name not in ("history", "config")}, keep=_STRUCTURE
+        ),
+        "config": {
+            **config,
+            **redactor.value(told, keep=_STRUCTURE),
+            "tools": _shapes(config["tools"], redactor),
+        },
+        "history": {**history, "nodes": [_redact_node(node, redactor) for node in history["nodes"]]},
     }
 
 
 def _redact_node(node: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
-    safe: dict[str, Any] = redactor.value(node)
+    safe: dict[str, Any] = redactor.value(node, keep=_STRUCTURE)
     spans, content = node.get("meta", {}).get("spans"), node["message"].get("content")
     if spans is None or not isinstance(content, str):
         return safe
@@ -196,7 +211,7 @@ def _shapes(value: Any, redactor: Redactor) -> Any:
     if isinstance(value, str):
         return redactor.shapes(value)
     if isinstance(value, Mapping):
-        return {key: _shapes(item, redactor) for key, item in value.items()}
+        return {key: item if key in _NAMES else _shapes(item, redactor) for key, item in value.items()}
     return [_shapes(item, redactor) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -244,10 +259,16 @@ def _trace(line: bytes, path: str, number: int) -> Trace:
             raise DataError(path, number, name, "not a text")
     if not data.get("id"):
         raise DataError(path, number, "id", "missing")
-    trace = Trace(**{name: data[name] for name in Trace.__dataclass_fields__ if name in data and name != "session"},
-                  session=data.get("session") or {})  # fmt: skip
+    if not isinstance(data.get("metadata", {}), dict):
+        raise DataError(path, number, "metadata", "not an object")
+    facts = {name: data[name] for name in Trace.__dataclass_fields__ if name in data}
+    trace = Trace(**{**facts, "session": data.get("session") or {}})
     try:
-        trace.load()
-    except CaddieError as error:
-        raise DataError(path, number, "session", str(error)) from error
+        session = trace.load()
+        for message in session.transcript():
+            canonical(message)
+        read_trajectory(session.history.path(), session.consultations)
+    except (CaddieError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = str(error) if isinstance(error, CaddieError) else f"{type(error).__name__} while reading it: {error}"
+        raise DataError(path, number, "session", what) from error
     return trace

@@ -6,6 +6,7 @@ to the step, and the history is then the recorded one, cut at that place.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,11 +48,21 @@ def prefixes(recorded: Session) -> Iterator[Prefix]:
         SessionError: the recording does not follow from the session's rules (another version, an edited history).
     """
     path = recorded.history.path()
-    if not any(node.kind == "task" for node in path):
-        return
-    play = _Play(recorded, path)
+    problem: SessionError | None = None
+    # A history that somebody else kept was observed: its protocol had no say in it.
+    for observing, start in itertools.product((False, True), _starts(path)):
+        try:
+            yield from list(_played(_Play(recorded, path, start, observing)))
+            return
+        except SessionError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+
+
+def _played(play: _Play) -> Iterator[Prefix]:
     # What follows the last action decides nothing any more; work that was stopped from outside ends irregularly there.
-    last = max((index for index, node in enumerate(path) if node.kind == "action"), default=-1)
+    last = max((index for index, node in enumerate(play.path) if node.kind == "action"), default=-1)
     done = -1
     while play.position <= last:
         node = play.upcoming()
@@ -110,9 +121,8 @@ def prefix_lines(
 class _Play:
     """A recorded trajectory, played again."""
 
-    def __init__(self, recorded: Session, path: Sequence[Node]) -> None:
+    def __init__(self, recorded: Session, path: Sequence[Node], start: int, observing: bool) -> None:
         self.recorded, self.path = recorded, path
-        start = _start(path)
         before = path[:start]
         earlier = _consulted(before)
         session = recorded.fork()
@@ -125,6 +135,7 @@ class _Play:
         session.usage, session.critic_usage = type(session.usage)(), type(session.usage)()
         for record in session.consultations:
             session.critic_usage += Critique.load(record["critique"]).usage
+        session.observing = observing
         self.session = session
         self.checked = start
 
@@ -147,7 +158,7 @@ class _Play:
         """The state at this place, with the recorded history up to here."""
         session = self.session.fork()
         session.history = _cut(self.recorded, self.path[: self.position])
-        session.phase, session.turn = "model", None
+        session.phase, session.turn, session.observing = "model", None, False
         session.synthetic = self.recorded.synthetic
         here = (session.trajectory, session.step)
         consulted = any((record["trajectory"], record["step"]) == here for record in self.recorded.consultations)
@@ -163,6 +174,8 @@ class _Play:
                 session.tools_returned(self._results())
             case "rejected":
                 session.proceed()
+            case "done" if node.kind == "task" and session.trajectory == self.recorded.trajectory:
+                raise SessionError(f"the recording departs from the session's rules: a task begins at node {node.id}")
             case _ if node.kind == "task":
                 session.user_said(node.message)
             case "model" if node.kind == "action":
@@ -179,9 +192,10 @@ class _Play:
             # The recording was made without this consultation (under another protocol, or by a caller).
             self.session.phase, self.session.turn = "model", None
             return
-        if number >= len(self.recorded.consultations):
+        record = self.recorded.consultations[number] if number < len(self.recorded.consultations) else {}
+        if record.get("trajectory") != self.session.trajectory:
             raise SessionError(f"the recording departs from the session's rules: it lacks consultation {number}")
-        self.session.critic_replied(Critique.load(self.recorded.consultations[number]["critique"]))
+        self.session.critic_replied(Critique.load(record["critique"]))
 
     def _results(self) -> list[ToolResult]:
         """The recorded observations of the calls that are to run."""
@@ -209,12 +223,16 @@ class _Play:
         self.checked = len(played)
 
 
-def _start(path: Sequence[Node]) -> int:
-    """Where the latest trajectory begins: at the first of the user's messages before its first step."""
-    start = max(index for index, node in enumerate(path) if node.kind == "task" and node.step == 0)
-    while start > 0 and path[start - 1].kind == "task":
-        start -= 1
-    return start
+def _starts(path: Sequence[Node]) -> list[int]:
+    """Where the latest trajectory may begin, likeliest first.
+
+    A user may speak within a trajectory too, and the history does not tell that from a new task at the same step. What
+    is certain: a task begins a trajectory where there was none, after an action that ended one, and where the count of
+    steps starts over. Later ones are tried when the recording does not follow from that.
+    """
+    tasks = [index for index, node in enumerate(path) if node.kind == "task" and node.step == 0]
+    certain = [at for at in tasks if at == 0 or path[at - 1].kind in ("system", "action") or path[at - 1].step > 0]
+    return [at for at in tasks if at >= (certain or tasks)[-1]]
 
 
 def _consulted(path: Sequence[Node]) -> int:

@@ -251,10 +251,10 @@ def _chat_span(parsed: Any) -> AbstractContextManager[tracing.Span]:
 
 
 def _upstream(parsed: Any, exchange: Exchange) -> Generator[Step, Any, Answer]:
-    """Send what the model is to see now. A failure keeps what has been asked of the critic so far."""
+    """Send what the model is to see now. A failure, and a caller who hangs up, keep what the critic has said so far."""
     try:
         answer: Answer = yield Send(dumps(parsed.upstream(exchange)))
-    except Exception:
+    except BaseException:
         exchange.abandon()
         raise
     if answer.status != 200:
@@ -276,7 +276,7 @@ def _whole(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -> F
                 return (yield from _copy(answer))
             try:
                 body = yield from _read_all()
-            except Exception:
+            except BaseException:
                 exchange.abandon()
                 raise
             try:
@@ -349,7 +349,7 @@ def _weave(weaver: Any, exchange: Exchange) -> Flow:
     while data is not None and weaver.state == "open":
         try:
             data = yield Read()
-        except Exception:
+        except BaseException:
             exchange.abandon()
             raise
         shown = []

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from caddie_sdk import tracing
+from caddie_sdk import _blocking, tracing
 from caddie_sdk.critic import ConsultState, Critic
 from caddie_sdk.critique import Critique
 from caddie_sdk.errors import ConfigError
@@ -60,20 +60,8 @@ async def _aask(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
 
 
 def consult(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
-    """Blocking twin of `aconsult`. The deadline is kept by the critic's own blocking call."""
-    with tracing.consultation(state, critics.get(state.control)) as span:
-        critique = _ask(critics, state)
-        span.advised(critique)
-        return critique
-
-
-def _ask(critics: Mapping[str, Critic], state: ConsultState) -> Critique:
-    started = time.monotonic()
-    try:
-        critique = _checked(critics[state.control].critique(state))
-    except Exception as error:  # noqa: BLE001 - as above
-        critique = Critique(status="failed", detail=f"{type(error).__name__}: {error}")
-    return replace(critique, seconds=round(time.monotonic() - started, 4))
+    """Blocking twin of `aconsult`; it waits for the same coroutine, so the same deadline holds."""
+    return _blocking.run(aconsult(critics, state))
 
 
 __all__ = ["aconsult", "being_cancelled", "check_controls", "consult"]

@@ -147,18 +147,26 @@ class _Proxy:
     async def relayed(self, request: Request) -> Response:
         """A request for the upstream, through the relay where it handles the path."""
         try:
-            body = await self._body(request)
+            async with asyncio.timeout(self.limits.total):
+                body = await self._body(request)
         except _TooLarge:
             limit = f"{self.limits.max_body:,} bytes"
             return error_response(413, "request_too_large", f"the request body is larger than {limit}")
-        send = self._sender(request)
-        if self.relay.handles(request.method, request.url.path):
-            runner = AsyncRunner(self.relay.flow(request.url.path, request.headers, body), send, self.critics)
-            return _Relayed(runner, self)
-        return _Relayed(_Plain(send, body), self)
+        except TimeoutError:
+            return error_response(408, "request_timeout", "the request body did not arrive in time")
+        except ClientDisconnect:
+            return Response(status_code=499)
+        path = request.scope["path"]
+        headers = passing(request.headers)
+        if self.relay.handles(request.method, path):
+            headers.pop("accept-encoding", None)  # what is read here must be packed in a way that is known here
+            flow = self.relay.flow(path, request.headers, body)
+            return _Relayed(AsyncRunner(flow, self._sender(request, headers), self.critics), self)
+        headers.setdefault("accept-encoding", "identity")
+        return _Relayed(_Plain(self._sender(request, headers), body), self)
 
-    def _sender(self, request: Request) -> Callable[[bytes], Any]:
-        url, headers = self._url(request), passing(request.headers)
+    def _sender(self, request: Request, headers: Mapping[str, str]) -> Callable[[bytes], Any]:
+        url = self._url(request)
 
         async def send(body: bytes) -> httpx.Response:
             sent = self.http.build_request(request.method, url, headers=headers, content=body or None)
@@ -167,7 +175,7 @@ class _Proxy:
         return send
 
     def _url(self, request: Request) -> str:
-        path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1").partition("?")[0]
+        path = request.scope.get("raw_path", request.scope["path"].encode()).decode("latin-1").partition("?")[0]
         url = self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self.root + path
         query = request.scope.get("query_string", b"").decode("latin-1")
         return f"{url}?{query}" if query else url
@@ -234,10 +242,9 @@ class _Plain:
 
     async def head(self) -> Start:
         self._response = await self._send(self._body)
-        kept = passing(self._response.headers)
-        for name in ("content-length", "content-encoding"):
-            if name in self._response.headers:
-                kept[name] = self._response.headers[name]
+        given = self._response.headers
+        names = {*passing(given), "content-length"}
+        kept = httpx.Headers([item for item in given.multi_items() if item[0].lower() in names])
         return Start(self._response.status_code, kept)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -300,7 +307,8 @@ class _Relayed(Response):
 
     async def _begin(self, send: Send, head: Start) -> None:
         self._started = True
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers.items()]
+        items = head.headers.multi_items() if isinstance(head.headers, httpx.Headers) else head.headers.items()
+        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in items]
         await send({"type": "http.response.start", "status": head.status, "headers": headers})
 
     async def _failed(self, send: Send, error: Exception) -> None:
@@ -318,8 +326,7 @@ class _Relayed(Response):
         elif self._streams:
             await send({"type": "http.response.body", "body": sse.event(json.loads(body)), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        else:
-            raise error  # a body that breaks off half way: the server closes the connection, as the upstream did
+        # Else a body breaks off half way: the server closes the connection over it, as the upstream did.
 
 
 async def _hung_up(receive: Receive) -> None:

@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from caddie_sdk import _blocking
 from caddie_sdk.critic import Critic
 from caddie_sdk.relay.flow import Answer, Ask, Emit, Flow, Read, Send, Start
-from caddie_sdk.shells.consult import aconsult
+from caddie_sdk.shells.consult import aconsult, consult
 
 _HOP = frozenset(
-    ("connection", "content-encoding", "content-length", "host", "keep-alive", "proxy-authenticate",
-     "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade")
+    ("connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization",
+     "te", "trailer", "transfer-encoding", "upgrade")
 )  # fmt: skip
-"""Headers that belong to one connection or to the bytes as they were encoded on it (RFC 9110, 7.6.1)."""
+"""Headers that belong to one connection (RFC 9110, 7.6.1), or to a body's length on it."""
 
 
 def passing(headers: Mapping[str, str]) -> dict[str, str]:
@@ -25,6 +24,11 @@ def passing(headers: Mapping[str, str]) -> dict[str, str]:
         for name, value in ((name.lower(), value) for name, value in headers.items())
         if name not in _HOP and not name.startswith("x-caddie")
     }
+
+
+def _decoded(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of an answer whose body has been unpacked on the way."""
+    return {name: value for name, value in passing(headers).items() if name != "content-encoding"}
 
 
 class Runner:
@@ -87,11 +91,11 @@ class Runner:
                     self._response.close()
                 self._response = self._send(body)
                 self._body = self._response.iter_bytes()
-                return Answer(self._response.status_code, passing(self._response.headers))
+                return Answer(self._response.status_code, _decoded(self._response.headers))
             case Read():
                 return next(self._body, None)
             case Ask(state):
-                return _blocking.run(aconsult(self._critics, state))
+                return consult(self._critics, state)
 
 
 class AsyncRunner:
@@ -147,7 +151,7 @@ class AsyncRunner:
                     await self._response.aclose()
                 self._response = await self._send(body)
                 self._body = self._response.aiter_bytes()
-                return Answer(self._response.status_code, passing(self._response.headers))
+                return Answer(self._response.status_code, _decoded(self._response.headers))
             case Read():
                 assert self._body is not None
                 return await anext(self._body, None)

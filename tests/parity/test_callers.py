@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from agents_shell import play_agents
 from callers import Seen, by_async, by_create, by_responses, by_responses_stream, by_stream, play
 from parity_cases import CASES, TOOLS, Case
 from test_parity import timeless
@@ -24,6 +25,10 @@ WAYS: dict[str, Callable[[Case], Seen]] = {
     "wrap, responses streamed": lambda case: play(case, by_responses_stream),
     "proxy": lambda case: play(case, by_create, proxied=True),
     "proxy, streamed": lambda case: play(case, by_stream, proxied=True),
+    "agents": play_agents,
+    "agents, streamed": lambda case: play_agents(case, stream=True),
+    "agents, chat": lambda case: play_agents(case, chat=True),
+    "agents, chat streamed": lambda case: play_agents(case, chat=True, stream=True),
 }
 
 OWN_RULES = (

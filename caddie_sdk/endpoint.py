@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -27,7 +26,7 @@ from caddie_sdk.errors import (
 )
 from caddie_sdk.messages import canonical
 from caddie_sdk.model import Reply
-from caddie_sdk.retry import RetryPolicy, parse_retry_after
+from caddie_sdk.retry import PerLoop, RetryPolicy, parse_retry_after
 from caddie_sdk.usage import Usage
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class ChatEndpoint:
             raise ConfigError(f"grammar must be 'llama.cpp', 'vllm', 'auto' or None, not {grammar!r}")
         self.grammar = grammar
         self._api_key = _checked_key(api_key)
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Held] = weakref.WeakKeyDictionary()
+        self._clients = PerLoop(self._client, lambda client: client.close())
 
     def __repr__(self) -> str:
         return f"ChatEndpoint({self.base_url!r}, {self.model!r})"
@@ -150,9 +149,7 @@ class ChatEndpoint:
 
     async def aclose(self) -> None:
         """Close the client of the running event loop."""
-        held = self._clients.pop(asyncio.get_running_loop(), None)
-        if held is not None:
-            await held[1].aclose()
+        await self._clients.aclose()
 
     # ---------------------------------------------------------------- inside
 
@@ -163,27 +160,17 @@ class ChatEndpoint:
             return {"structured_outputs": {"grammar": grammar}}
         return {}
 
-    async def _client(self) -> AsyncOpenAI:
-        loop = asyncio.get_running_loop()
-        if (held := self._clients.get(loop)) is not None:
-            return held[0]
+    def _client(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        # An open connection refers to its loop, so the clients of finished loops would never go by themselves.
-        for finished in [known for known in list(self._clients) if known.is_closed()]:
-            self._clients.pop(finished, None)
         # No timeout of its own: `_within` keeps the one deadline, which a caller may set longer than ours.
-        client = AsyncOpenAI(
+        return AsyncOpenAI(
             base_url=self.base_url,
             api_key=self._api_key,
             max_retries=0,
             timeout=None,
             http_client=DefaultAsyncHttpxClient(timeout=None),  # the client's own default closes itself on any loop
         )
-        closing = _closing(client)
-        self._clients[loop] = client, closing
-        await anext(closing)
-        return client
 
     async def _chat(self, request: dict[str, Any], grammar: str | None, seconds: float) -> Reply:
         if self.model is None or (grammar and self.grammar == "auto"):
@@ -195,7 +182,7 @@ class ChatEndpoint:
         async def once() -> Reply:
             # `create()` walks all messages and tools through its type tables on every call, which costs four times
             # what the rest of the request does; the session's wire copy needs no such care.
-            client = await self._client()
+            client = await self._clients.get()
             answer = await client.post("/chat/completions", cast_to=dict[str, Any], body=body)
             return self._read(answer)
 
@@ -212,7 +199,7 @@ class ChatEndpoint:
         return Reply(message, usage, str(answer.get("model") or ""), truncated)
 
     async def _models(self) -> list[dict[str, Any]]:
-        client = await self._client()
+        client = await self._clients.get()
         answer: Any = await client.get("/models", cast_to=dict[str, Any])
         entries = (answer.get("data") or []) if isinstance(answer, dict) else None
         if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in entries):
@@ -246,18 +233,6 @@ class ChatEndpoint:
 
         # A wait past the deadline would only turn what the server said into a timeout.
         return await self._policy.arun(attempt, within=seconds)
-
-
-_Held = tuple["AsyncOpenAI", AsyncGenerator[None, None]]
-"""A client, and what closes it."""
-
-
-async def _closing(client: AsyncOpenAI) -> AsyncGenerator[None, None]:
-    """Closes the client with its loop: `asyncio.run` ends the generators that are still open."""
-    try:
-        yield
-    finally:
-        await client.close()
 
 
 def _checked_key(api_key: str | None) -> str:

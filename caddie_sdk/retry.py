@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypeVar
@@ -24,6 +24,7 @@ from tenacity.wait import wait_exponential, wait_random
 from caddie_sdk.errors import ConfigError, EndpointUnavailable
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +97,87 @@ def parse_retry_after(value: str | None) -> float | None:
 
 
 class PerLoop(Generic[T]):
-    """One client for each event loop: connections work only on the loop that opened them."""
+    """One client for each event loop: connections work only on the loop that opened them.
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._clients: dict[asyncio.AbstractEventLoop, T] = {}
+    A client is closed with its loop where the loop is ended by `asyncio.run` or a runner.
+
+    Args:
+        make: makes a client; called on the loop it is for.
+        close: closes one.
+    """
+
+    def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[Any]]) -> None:
+        self._make, self._close = make, close
+        self._held: dict[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None, None]]] = {}
         self._lock = threading.Lock()  # loops may run in several threads
 
-    def get(self) -> T:
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def get(self) -> T:
         """The running loop's client."""
         loop = asyncio.get_running_loop()
+        if (held := self._held.get(loop)) is not None:
+            return held[0]
+        client = self._make()
+        closing = self._closing(client)
         with self._lock:
-            if loop not in self._clients:
-                # A closed loop's client can no longer be closed: forget it, or each asyncio.run leaks one.
-                self._clients = {known: c for known, c in self._clients.items() if not known.is_closed()}
-                self._clients[loop] = self._make()
-            return self._clients[loop]
+            # An open connection refers to its loop, so the clients of finished loops would never go by themselves.
+            self._held = {known: held for known, held in self._held.items() if not known.is_closed()}
+            self._held[loop] = client, closing
+        await anext(closing)
+        return client
 
-    def pop(self) -> T | None:
-        """Forget and return the running loop's client, if it has one."""
+    async def aclose(self) -> None:
+        """Close the running loop's client, if it has one."""
         with self._lock:
-            return self._clients.pop(asyncio.get_running_loop(), None)
+            held = self._held.pop(asyncio.get_running_loop(), None)
+        if held is not None:
+            await held[1].aclose()
+
+    async def _closing(self, client: T) -> AsyncGenerator[None, None]:
+        """`asyncio.run` ends the generators that are still open; this one closes the client then."""
+        try:
+            yield
+        finally:
+            await self._close(client)
+
+
+class Clients(Generic[S, T]):
+    """A blocking client, made when it is first needed, and an async one for each event loop.
+
+    Args:
+        make, amake: make them.
+        close, aclose: close them.
+    """
+
+    def __init__(
+        self, make: Callable[[], S], close: Callable[[S], Any], amake: Callable[[], T], aclose: Callable[[T], Any]
+    ) -> None:
+        self._make, self._close = make, close
+        self._one: S | None = None
+        self._lock = threading.Lock()
+        self._per_loop = PerLoop(amake, aclose)
+
+    def get(self) -> S:
+        """The blocking client."""
+        with self._lock:
+            if self._one is None:
+                self._one = self._make()
+            return self._one
+
+    async def aget(self) -> T:
+        """The running loop's client."""
+        return await self._per_loop.get()
+
+    def close(self) -> None:
+        """Close the blocking client."""
+        with self._lock:
+            client, self._one = self._one, None
+        if client is not None:
+            self._close(client)
+
+    async def aclose(self) -> None:
+        """Close the blocking client and that of the running loop."""
+        self.close()
+        await self._per_loop.aclose()

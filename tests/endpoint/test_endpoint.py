@@ -527,10 +527,10 @@ def test_one_client_for_each_loop() -> None:
 
     async def work(endpoint: ChatEndpoint) -> Any:
         await endpoint.acomplete(ASK)
-        mine = await endpoint._client()
+        mine = await endpoint._clients.get()
         await asyncio.to_thread(barrier.wait)
         await endpoint.acomplete(ASK)
-        assert await endpoint._client() is mine
+        assert await endpoint._clients.get() is mine
         await asyncio.to_thread(barrier.wait)
         return mine
 

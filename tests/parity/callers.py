@@ -1,7 +1,7 @@
 """Agents that keep their own history and run their own tools, as users write them: parity's outside view.
 
-Each plays one case against a scripted model server, through a wrapped client or the proxy, and notes what the server was
-sent, what the critics were shown, and what the caller was answered.
+Each plays one case against a scripted model server, through a wrapped client or the proxy, and notes what the server
+was sent, what the critics were shown, and what the caller was answered.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import uvicorn
 from openai import AsyncOpenAI, OpenAI
@@ -23,6 +24,7 @@ from parity_cases import TOOLS, Case
 
 from caddie_sdk.messages import canonical
 from caddie_sdk.relay.items import flat_tool, read_items
+from caddie_sdk.relay.live import LiveSessions
 from caddie_sdk.shells.proxy import create_app
 from caddie_sdk.shells.wrap import make_relay, wrap
 
@@ -54,7 +56,7 @@ def run_tool(name: str, raw: str) -> str:
         return "The arguments were not a JSON object, so the tool was not run. Send a JSON object."
     try:
         return asyncio.run(BY_NAME[name](**arguments))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as the loop does
         return f"The tool failed: {type(error).__name__}: {error}"
 
 
@@ -154,11 +156,15 @@ def by_responses_stream(client: Any, case: Case) -> list[str]:
     return responses(ask, case)
 
 
-def play(case: Case, drive: Callable[[Any, Case], list[str]], *, proxied: bool = False) -> Seen:
-    """One case through a wrapped client, or through the proxy."""
+def play(
+    case: Case, drive: Callable[[Any, Case], list[str]], *, proxied: bool = False, remembers: bool = True
+) -> Seen:
+    """One case through a wrapped client, or through the proxy; without `remembers`, each request as after a restart."""
     critics, seen = case.critics(), Seen()
     settings: dict[str, Any] = {"protocol": case.protocol, "budget": case.budget, "on_error": case.on_error}
     with ExitStack() as stack:
+        if not remembers:
+            stack.enter_context(patch.object(LiveSessions, "put", lambda *_: None))
         upstream = stack.enter_context(Upstream([Scripted(reply, keep_ids=True) for reply in case.replies]))
         kind = AsyncOpenAI if drive is by_async else OpenAI
         if proxied:

@@ -19,6 +19,7 @@ from caddie_sdk.testing import ScriptedModel
 
 WAYS: dict[str, Callable[[Case], Seen]] = {
     "wrap": lambda case: play(case, by_create),
+    "wrap, from the ledger": lambda case: play(case, by_create, remembers=False),
     "wrap, streamed": lambda case: play(case, by_stream),
     "wrap, async": lambda case: play(case, by_async),
     "wrap, responses": lambda case: play(case, by_responses),
@@ -32,8 +33,9 @@ WAYS: dict[str, Callable[[Case], Seen]] = {
 }
 
 OWN_RULES = (
-    "step limit", "too early", "the draft stands", "empty reply", "thought without", "never a legal", "the first malformed",
-    "context overflow", "after a turn that failed", "calls written as text", "stuck", "server is down", "raises when asked",
+    "step limit", "too early", "the draft stands", "empty reply", "thought without", "never a legal",
+    "the first malformed", "context overflow", "after a turn that failed", "calls written as text", "stuck",
+    "server is down", "raises when asked",
 )  # fmt: skip
 """Cases about rules that are the caller's own business there: limits, refusals of replies, errors of its server."""
 OTHERWISE = {
@@ -41,7 +43,7 @@ OTHERWISE = {
     "tool-calls: control without critic": "a client without a critic is not wrapped",
     "tool-calls: examples before the task": "a caller's examples are turns of its history",
     "tool-calls: answer in parts": "servers answer in one text",
-    "tool-calls: chat with one consultation for all of it": "sessions of one caller's history are counted by trajectory",
+    "tool-calls: chat with one consultation for all of it": "a caller's history is no session of ours",
 }
 
 

@@ -304,7 +304,7 @@ def test_one_client_serves_one_event_loop_after_another(serve, reply) -> None:
     service = RetrievalService(server.url)
     for _ in range(3):
         assert asyncio.run(service.asearch("kodak")) == [HIT]
-    assert len(service._clients._clients) == 1  # those of closed loops are forgotten
+    assert len(service._clients._per_loop) == 1  # those of closed loops are forgotten
 
 
 def test_one_client_serves_threads(serve, reply) -> None:

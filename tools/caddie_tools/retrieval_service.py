@@ -8,7 +8,6 @@ are off, bare documents in place of {"document", "score"}.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -22,7 +21,7 @@ from caddie_sdk.errors import (
     EndpointTimeout,
     EndpointUnavailable,
 )
-from caddie_sdk.retry import PerLoop, RetryPolicy, parse_retry_after
+from caddie_sdk.retry import Clients, RetryPolicy, parse_retry_after
 from caddie_tools.passages import Hit, Passage, clean_query
 
 
@@ -65,9 +64,12 @@ class RetrievalService:
             "timeout": httpx.Timeout(timeout, pool=None),
             "headers": dict(headers or {}),
         }
-        self._lock = threading.Lock()
-        self._client: httpx.Client | None = None
-        self._clients = PerLoop(lambda: httpx.AsyncClient(**self._options))
+        self._clients: Clients[Any, Any] = Clients(
+            lambda: httpx.Client(**self._options),
+            httpx.Client.close,
+            lambda: httpx.AsyncClient(**self._options),
+            httpx.AsyncClient.aclose,
+        )
 
     def __repr__(self) -> str:
         return f"RetrievalService({self.url!r})"
@@ -101,17 +103,11 @@ class RetrievalService:
 
     def close(self) -> None:
         """Close the sync connections."""
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._clients.close()
 
     async def aclose(self) -> None:
         """Close the sync connections and those of the running event loop."""
-        self.close()
-        client = self._clients.pop()
-        if client is not None:
-            await client.aclose()
+        await self._clients.aclose()
 
     def __enter__(self) -> RetrievalService:
         return self
@@ -135,10 +131,7 @@ class RetrievalService:
         return cleaned, {"queries": asked, "topk": top_k, "return_scores": self.return_scores}
 
     def _post(self, body: Mapping[str, Any]) -> Any:
-        with self._lock:
-            if self._client is None:
-                self._client = httpx.Client(**self._options)
-            client = self._client
+        client = self._clients.get()
         try:
             return self._payload(client.post(self._endpoint, json=body))
         except httpx.HTTPError as error:
@@ -146,7 +139,8 @@ class RetrievalService:
 
     async def _apost(self, body: Mapping[str, Any]) -> Any:
         try:
-            return self._payload(await self._clients.get().post(self._endpoint, json=body))
+            client = await self._clients.aget()
+            return self._payload(await client.post(self._endpoint, json=body))
         except httpx.HTTPError as error:
             raise self._failed(error) from error
 

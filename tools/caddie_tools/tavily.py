@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from caddie_sdk.errors import (
     EndpointUnavailable,
     MissingExtra,
 )
-from caddie_sdk.retry import PerLoop, RetryPolicy
+from caddie_sdk.retry import Clients, RetryPolicy
 from caddie_tools.passages import Hit, Passage, clean_query
 
 _DEFAULT_URL = "https://api.tavily.com"
@@ -66,9 +65,12 @@ class TavilySearch:
         self._options = dict(options or {})
         self._retries = RetryPolicy(tries, backoff, max_wait)
         self._tavily = _tavily()
-        self._lock = threading.Lock()
-        self._client: Any = None
-        self._clients = PerLoop(lambda: self._tavily.AsyncTavilyClient(self._key, api_base_url=self.url))
+        self._clients: Clients[Any, Any] = Clients(
+            lambda: self._tavily.TavilyClient(self._key, api_base_url=self.url),
+            lambda client: client.close(),
+            lambda: self._tavily.AsyncTavilyClient(self._key, api_base_url=self.url),
+            lambda client: client.close(),
+        )
 
     def __repr__(self) -> str:
         return f"TavilySearch(base_url={self.url!r}, max_results={self.max_results})"
@@ -92,17 +94,11 @@ class TavilySearch:
 
     def close(self) -> None:
         """Close the sync connections."""
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._clients.close()
 
     async def aclose(self) -> None:
         """Close the sync connections and those of the running event loop."""
-        self.close()
-        client = self._clients.pop()
-        if client is not None:
-            await client.close()
+        await self._clients.aclose()
 
     def _request(self, query: str, top_k: int | None) -> dict[str, Any]:
         query, wanted = clean_query(query), self.max_results if top_k is None else top_k
@@ -112,10 +108,7 @@ class TavilySearch:
         return {**self._options, "query": query, "max_results": wanted, "timeout": self.timeout}
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
-        with self._lock:
-            if self._client is None:
-                self._client = self._tavily.TavilyClient(self._key, api_base_url=self.url)
-            client = self._client
+        client = self._clients.get()
         try:
             return client.search(**request)
         except self._errors as error:
@@ -124,7 +117,8 @@ class TavilySearch:
 
     async def _aask(self, request: Mapping[str, Any]) -> Any:
         try:
-            return await self._clients.get().search(**request)
+            client = await self._clients.aget()
+            return await client.search(**request)
         except self._errors as error:
             raise self._failed(error) from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -73,7 +73,8 @@ def configure(system: Sequence[Said], tools: Iterable[Mapping[str, Any]], terms:
             tools=tuple(tools),
             system=BETWEEN.join(text_of(item.message) for item in system),
             protocol=terms.protocol,
-            budget=terms.budget,
+            # When the work ends is the caller's to say.
+            budget=replace(terms.budget, max_steps=None, min_steps=0),
             controls=terms.controls,
             profile="openai",
             on_error=terms.on_error,  # type: ignore[arg-type]  # SessionConfig checks it

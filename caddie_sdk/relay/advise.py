@@ -162,6 +162,8 @@ def _waiting(said: Sequence[Said]) -> int:
 def _state(session: Session, said: Sequence[Said], control: str) -> ConsultState | None:
     if session.trajectory < 0:
         raise MessageError("there is no user message in it")
+    if not session.remaining:
+        return None
     waiting = _waiting(said)
     if waiting < len(said):
         with session.observe():

@@ -26,6 +26,19 @@ def _said(raw: Mapping[str, Any]) -> Said:
 _SAID = Memo(_said)
 
 
+def _joined(messages: Sequence[Said]) -> list[Said]:
+    """With a turn in one piece where the caller tells its text and its calls as two messages."""
+    said: list[Said] = []
+    for item in messages:
+        before, now = said[-1].message if said else None, item.message
+        parted = now["role"] == "assistant" and now.get("tool_calls") and not now["content"]
+        if parted and before and before["role"] == "assistant" and before["content"] and not before.get("tool_calls"):
+            said[-1] = Said({**now, "content": before["content"]}, (*said[-1].raw, *item.raw))
+        else:
+            said.append(item)
+    return said
+
+
 def add_usage(first: Any, second: Any) -> Any:
     """Two `usage` objects as one: every number is summed, at any depth; other values come from the later one."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
@@ -68,7 +81,7 @@ class ChatRequest:
         if any(isinstance(tool, Mapping) and tool.get("type") == "custom" for tool in body.get("tools") or ()):
             raise Unadopted("the request offers custom tools, whose calls have no place in a session")
         try:
-            self.said = [_SAID(message) for message in messages]
+            self.said = _joined([_SAID(message) for message in messages])
             self.tools = function_tools(body.get("tools") or ())
         except (MessageError, ConfigError) as error:
             raise Unadopted(str(error)) from error
@@ -209,9 +222,9 @@ def restate(message: Message, raw: Sequence[Any] | None) -> list[Any]:
         return list(raw) if same else [{**raw[0], "tool_call_id": message["tool_call_id"]}]
     if raw is None:
         return wire([message], _PLAIN)
-    given = raw[0].get("tool_calls") or ()
+    given = raw[-1].get("tool_calls") or ()
     if all(map(_acceptable, given, message.get("tool_calls", ()))):
         return list(raw)
     ours = wire([message], _PLAIN)[0]
     wanted = dressed(ours["tool_calls"], message["tool_calls"], given)
-    return list(raw) if wanted == list(given) else [{**raw[0], "tool_calls": wanted}]
+    return list(raw) if wanted == list(given) else [*raw[:-1], {**raw[-1], "tool_calls": wanted}]

@@ -52,13 +52,13 @@ class Exchange:
         self.keys = chain(scope, [item.mark or fingerprint(item.message) for item in said])
         self.texts: list[str] = []
         self.reasoning: list[str] = []
-        self.advised = 0
+        self.advised = self.heard = 0
         self._made_for = terms, list(tools), [item.message for item in leading_system(said)]
         start = self._open(base)
         self._adopt(start)
         self._mark = self.session.mark()
-        self._take_pending()
         self._usage, self._critic_usage = self.session.usage, self.session.critic_usage
+        self._take_pending()
         self.command: Command = self.session.resume()
 
     # ------------------------------------------------------------------ the caller's history
@@ -103,6 +103,8 @@ class Exchange:
         """Go on from an attempt at this very request that failed after its consultations."""
         if self._pending is not None:
             self.raw |= put_back(self.session, self._pending)
+            for record in self.session.consultations[self._mark[1] :]:
+                self.session.critic_usage += Usage.load(record["critique"]["usage"])
 
     # ------------------------------------------------------------------ what happens now
 
@@ -111,6 +113,7 @@ class Exchange:
         at = len(self.session.history.path())
         self.command = self.session.model_replied(message, usage)
         self.raw[at] = tuple(raw)
+        self.heard = at + 1
         self.texts.append(text_of(message))
         if thought := message.get("reasoning_content"):
             self.reasoning.append(thought)
@@ -154,6 +157,9 @@ class Exchange:
         """
         if self._pending is not None:
             self._ledger.drop(beside(self.keys[-1], "pending"))
+        if self.session.phase == "done" and self.session.history.path()[-1].message["role"] == "tool":
+            # The turn ended in refusals, and strict servers want to hear the assistant before the user.
+            self.session.overheard({"role": "assistant", "content": ""})
         key, hidden = extend(self.keys[-1], visible), self.hides(visible)
         for message in (visible, *also) if hidden else ():
             self._ledger.put(extend(self.keys[-1], message), self._entry())

@@ -127,7 +127,7 @@ class Relay:
 
     def handles(self, method: str, path: str) -> bool:
         """Whether requests to this path are read; all others pass as they are."""
-        return bool(self.terms.controls) and method == "POST" and _dialect(path) is not None
+        return method == "POST" and _dialect(path) is not None
 
     def finished(self, parsed: Any, exchange: Exchange, options: Options) -> None:
         """A request is answered."""
@@ -169,6 +169,8 @@ class Relay:
         except ConfigError as error:
             return (yield from _refuse(400, "invalid_request_error", str(error)))
         plain = {key: value for key, value in request.items() if key != "caddie"}
+        if not self.terms.controls:
+            return (yield from _pass(dumps(plain) if plain != request else body))
         try:
             parsed = _dialect(path)(plain)
             terms = options.apply(self.terms)
@@ -346,19 +348,19 @@ def _weave(weaver: Any, exchange: Exchange) -> Flow:
     """One upstream stream, until it is over or its bytes end."""
     reader = sse.EventReader()
     data: bytes | None = b""
-    while data is not None and weaver.state == "open":
-        try:
+    try:
+        while data is not None and weaver.state == "open":
             data = yield Read()
-        except BaseException:
-            exchange.abandon()
-            raise
-        shown = []
-        for event in reader.feed(data) if data is not None else reader.close():
-            shown.append(weaver.feed(event))
-            if weaver.state != "open":
-                break
-        if out := b"".join(shown):
-            yield Emit(out)
+            shown = []
+            for event in reader.feed(data) if data is not None else reader.close():
+                shown.append(weaver.feed(event))
+                if weaver.state != "open":
+                    break
+            if out := b"".join(shown):
+                yield Emit(out)
+    except BaseException:
+        exchange.abandon()
+        raise
 
 
 def _error_event() -> Flow:

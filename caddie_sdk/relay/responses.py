@@ -32,6 +32,9 @@ from caddie_sdk.usage import Usage
 _ELSEWHERE = ("conversation", "background", "prompt")
 """Fields that leave a part of the request to the server, where no session can follow."""
 
+_BY_CONTENT = ("message", "reasoning", CALL, "custom_tool_call")
+"""Items that servers take without an id; those of built-in tools must have one."""
+
 
 class ResponsesRequest:
     """A request to `/v1/responses`. See `ChatRequest` for the attributes.
@@ -63,6 +66,7 @@ class ResponsesRequest:
         self.previous = self._continues = body.get("previous_response_id")
         self._ledger: Ledger | None = None
         self._scope = ""
+        self._ids: dict[str, str] = {}
 
     def exchange(self, terms: Terms, ledger: Ledger, scope: str, live: LiveSessions | None = None) -> Exchange:
         """The session of this request.
@@ -74,15 +78,19 @@ class ResponsesRequest:
         if not self.previous:
             return Exchange(self.said, self.tools, terms, ledger, scope, live)
         kept = _kept(ledger, scope, self.previous)
-        self._continues = kept.get("id") or self.previous
+        self._continues, self._ids = kept.get("id") or self.previous, kept.get("ids", {})
         # What is new says nothing about what came before, so its keys belong to the response it continues.
-        return Exchange(self.said, self.tools, terms, ledger, f"{scope}/{self.previous}", base=kept.get("session"))
+        scope = f"{scope}/{self.previous}"
+        exchange = Exchange(self.said, self.tools, terms, ledger, scope, base=kept.get("session"))
+        exchange.known = kept.get("known", exchange.known)
+        return exchange
 
     def upstream(self, exchange: Exchange) -> dict[str, Any]:
         """The body to send now: with all that is new since the response that the caller continues."""
         kinds: dict[str, str] = {}
         nodes = exchange.nodes(exchange.known)
-        body = {**self.body, "input": [item for node in nodes for item in restate(*node, kinds)]}
+        sent = [item for node in nodes for item in restate(*node, kinds)]
+        body = {**self.body, "input": _in_ids_of(self._ids, sent)}
         if self.previous:
             body["previous_response_id"] = self._continues
         controls = exchange.session.controls_offered if self.asks else []
@@ -106,13 +114,17 @@ class ResponsesRequest:
             raise Unadopted(f"the answer is no response: {error!r}") from error
 
     def _sendable(self, item: Mapping[str, Any]) -> dict[str, Any] | None:
-        """An output item as an input item. A server that stores nothing knows no item by its id."""
+        """An output item as an input item.
+
+        A server that stores items pairs reasoning with what follows it by their ids. One that does not must not be
+        asked for an id, and only reasoning that it has encrypted means something to it.
+        """
         kept = {key: value for key, value in item.items() if value is not None}
-        if kind_of(item) == "reasoning":
-            return kept if self.stored or item.get("encrypted_content") else None
-        if kind_of(item) in ("message", CALL, "custom_tool_call"):
-            return {key: value for key, value in kept.items() if key not in ("id", "status")}
-        return kept  # built-in tools: their id and status are required
+        if self.stored or kind_of(item) not in _BY_CONTENT:
+            return kept
+        if kind_of(item) == "reasoning" and not item.get("encrypted_content"):
+            return None
+        return {key: value for key, value in kept.items() if key not in ("id", "status")}
 
     def shown(self, answer: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
         """A response with what it repeats of the request as the caller wrote that."""
@@ -146,7 +158,7 @@ class ResponsesRequest:
         for answer in reversed(answers[:-1]):
             composed["usage"] = add_usage(answer.get("usage"), composed.get("usage"))
         self._save(exchange, output)
-        self._keep(exchange, composed.get("id"), last.get("id"))
+        self._keep(exchange, composed.get("id"), last)
         return composed if extension is None else {**composed, "caddie": extension}
 
     def _between(self, items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -160,17 +172,23 @@ class ResponsesRequest:
         joined: Message = {**visible, "content": "".join(texts)}
         exchange.save(visible, *([joined] if len(texts) > 1 else []))
 
-    def _keep(self, exchange: Exchange, shown: Any, upstream: Any) -> None:
+    def _keep(self, exchange: Exchange, shown: Any, last: Mapping[str, Any]) -> None:
         """Remember the session, and the response that the server knows it by, for a request that continues this one.
 
         Callers who send their history themselves do so from their second request on.
         """
         if self._ledger is None or not self.stored:
             return
-        answers = hidden_results(exchange)
-        if shown != upstream or answers or self.previous or not self._own_history():
-            kept = {"id": upstream, "session": exchange.session.dump(), "answers": answers}
-            self._ledger.put(_key(self._scope, shown), kept)
+        told, calls = last.get("id"), zip(open_calls(last["output"]), exchange.last_calls(), strict=False)
+        ids = {
+            ours["id"]: str(theirs.get("call_id") or "")
+            for theirs, ours in calls
+            if theirs.get("call_id") != ours["id"]
+        }
+        answers = _in_ids_of(ids, hidden_results(exchange))
+        if shown != told or ids or answers or self.previous or not self._own_history():
+            kept = {"id": told, "ids": ids, "answers": answers, "known": exchange.heard}
+            self._ledger.put(_key(self._scope, shown), {**kept, "session": exchange.session.dump()})
 
     def _own_history(self) -> bool:
         """Whether the input repeats what a server has said; examples that the caller made up carry no ids."""
@@ -185,9 +203,26 @@ def settled(body: Mapping[str, Any], ledger: Ledger, scope: str) -> dict[str, An
         return dict(body)
     given = body.get("input") or []
     given = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    answers = kept.get("answers") or []
-    changed = {"input": [*answers, *given]} if answers and isinstance(given, list) else {}
+    answers, ids = kept.get("answers") or [], kept.get("ids") or {}
+    changed = {"input": [*answers, *_in_ids_of(ids, given)]} if (answers or ids) and isinstance(given, list) else {}
     return {**body, "previous_response_id": kept.get("id") or body["previous_response_id"], **changed}
+
+
+def _in_ids_of(ids: Mapping[str, str], items: Sequence[Any]) -> list[Any]:
+    """Results under the ids by which a server that keeps the history knows their calls; some servers use an id twice.
+
+    Args:
+        ids: of calls in the response that is continued: the caller's to the server's.
+        items: of a request.
+    """
+    if not ids:
+        return list(items)
+    return [
+        {**item, "call_id": ids[item["call_id"]]}
+        if isinstance(item, Mapping) and kind_of(item).endswith("_output") and str(item.get("call_id")) in ids
+        else item
+        for item in items
+    ]
 
 
 def _key(scope: str, response_id: Any) -> str:
@@ -200,15 +235,20 @@ def _kept(ledger: Ledger, scope: str, response_id: Any) -> dict[str, Any]:
 
 
 def hidden_results(exchange: Exchange) -> list[dict[str, Any]]:
-    """Results of calls in the turn that is open, where the caller sees neither: advice, and what was held back."""
+    """What belongs behind the last response and the server was not told: refusals after which the turn ended, and in
+    a turn that is open the advice and what was held back."""
+    told = [item for message, _ in exchange.nodes(exchange.heard) for item in restate(message, None, {})]
     calls = (exchange.session.turn or {"calls": ()})["calls"]
-    return [{"type": RESULT, "call_id": call["id"], "output": call["content"]} for call in calls if "content" in call]
+    return told + [
+        {"type": RESULT, "call_id": call["id"], "output": call["content"]} for call in calls if "content" in call
+    ]
 
 
 def output_texts(items: Sequence[Mapping[str, Any]]) -> list[str]:
     """The texts that the client's `output_text` joins."""
     parts = [part for item in items if kind_of(item) == "message" for part in item.get("content") or ()]
-    return [part["text"] for part in parts if isinstance(part, Mapping) and part.get("type") == "output_text"]
+    found = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "output_text"]
+    return [text for text in found if isinstance(text, str)]
 
 
 def visible_items(items: Sequence[Mapping[str, Any]], exchange: Exchange) -> list[Mapping[str, Any]]:

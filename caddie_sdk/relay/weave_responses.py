@@ -76,9 +76,9 @@ class ResponsesWeaver:
         try:
             if not isinstance(answer, dict):
                 raise Unadopted("the last event has no response")
-            if isinstance(answer.get("output") or [], list):
-                answer["output"] = self._with_ids(answer.get("output") or [])
-            self._turn = self._request.read(answer)
+            if not answer.get("output") and self._done:  # some servers leave them out at the end
+                answer["output"] = [self._done[index] for index in sorted(self._done)]
+            self._turn = self._request.read(self._with_ids(answer))
         except Unadopted:
             self.state = "failed"
             return self._numbered(data)
@@ -86,15 +86,20 @@ class ResponsesWeaver:
         self._last, self.state = data, "over"
         return b""
 
-    def _with_ids(self, output: list[Any]) -> list[Any]:
-        """A turn's items, its calls under the ids that they are stored by. Some servers leave them out at the end."""
-        ids = iter(self._ids[index] for index in sorted(self._ids))
-        return [
-            {**item, "call_id": next(ids, item.get("call_id"))}
-            if isinstance(item, dict) and kind_of(item) in CALLS
-            else item
-            for item in output or [self._done[index] for index in sorted(self._done)]
-        ]
+    def _with_ids(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A response with its calls under the ids that they are stored by, as the stream has told them."""
+        ids, output = iter(self._ids[index] for index in sorted(self._ids)), answer.get("output")
+        if not isinstance(output, list):
+            return answer
+        return {
+            **answer,
+            "output": [
+                {**item, "call_id": next(ids, item.get("call_id"))}
+                if isinstance(item, dict) and kind_of(item) in CALLS
+                else item
+                for item in output
+            ],
+        }
 
     def _as_told(self, data: dict[str, Any]) -> dict[str, Any]:
         """An event with a response in it, that response under the facts told first, and nothing hidden in it."""
@@ -113,9 +118,9 @@ class ResponsesWeaver:
         if index is None:
             return self._numbered(data)
         item = data.get("item")
-        if kind == "response.output_item.added":
-            self._admit(index, item if isinstance(item, dict) else {})
-        if kind == "response.output_item.done" and isinstance(item, dict):
+        if isinstance(item, dict) and index not in self._kinds:
+            self._admit(index, item)
+        if isinstance(item, dict) and kind == "response.output_item.done":
             self._done[index] = item
         if index in self._hidden:
             return b""

@@ -41,6 +41,7 @@ from caddie_sdk.session import Session
 from caddie_sdk.shells.consult import aconsult, check_controls
 from caddie_sdk.shells.langchain import LangChainModel, to_canonical, to_tools
 from caddie_sdk.shells.loop import ask_model, run_call
+from caddie_sdk.shells.terms import check_guards
 from caddie_sdk.tools import Tool
 
 _log = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ def create_caddie_agent(
     critics = {name: c for name, c in ((CALL_CRITIC, critic), (REQUEST_FEEDBACK, feedback)) if c is not None}
     rule = parse_protocol(protocol) if isinstance(protocol, str) else protocol
     ready = to_tools(tools)
-    _check_guards(rule, ready)
+    check_guards(rule, [tool.name for tool in ready])
     config = SessionConfig(
         tools=tuple(tool.schema() for tool in ready),
         system=system,
@@ -183,16 +184,6 @@ def create_caddie_agent(
     graph = _Agent(**vars(compiled))  # as LangGraph's own `copy` does
     # Without a checkpointer LangGraph waits for a write that never was, and fails.
     return graph.with_config(recursion_limit=_RECURSION_LIMIT, configurable=_DURABLE if checkpointer else {})
-
-
-def _check_guards(rule: Intervention, tools: Sequence[Tool]) -> None:
-    """A misspelt name would leave the very tool unguarded that somebody worried about."""
-    names = [tool.name for tool in tools]
-    for name in getattr(rule, "irreversible", ()):
-        if name not in names:
-            raise ConfigError(
-                f"protocol: there is no tool {name!r} to guard; the tools are {', '.join(names) or 'none'}"
-            )
 
 
 def _check_types(tools: Any, critic: Any, feedback: Any, system: Any, protocol: Any, budget: Any) -> None:

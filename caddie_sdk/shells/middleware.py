@@ -32,15 +32,16 @@ from langgraph.types import Command
 
 from caddie_sdk.budget import Budget
 from caddie_sdk.commands import Consult
-from caddie_sdk.config import CALL_CRITIC, CONTROLS, REQUEST_FEEDBACK, SessionConfig, tool_name
+from caddie_sdk.config import CONTROLS, SessionConfig, tool_name
 from caddie_sdk.critic import ConsultState, Critic
 from caddie_sdk.critique import Critique
 from caddie_sdk.errors import ConfigError, SessionError
-from caddie_sdk.intervention import Intervention, parse_protocol
-from caddie_sdk.relay.adopt import Terms, Unadopted, configure
+from caddie_sdk.intervention import Intervention
+from caddie_sdk.relay.adopt import Unadopted, configure
 from caddie_sdk.relay.exchange import function_tools
 from caddie_sdk.session import NOT_OFFERED, Session
 from caddie_sdk.shells.consult import aconsult, consult
+from caddie_sdk.shells.terms import agree, check_guards, named_critics
 from caddie_sdk.shells.thread import Turn, digest, history, last_user_turn, said, sendable, tell, unasked
 
 log = logging.getLogger("caddie.middleware")
@@ -90,17 +91,9 @@ class CriticMiddleware(AgentMiddleware[Any, Any, Any]):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        given = {CALL_CRITIC: critic, REQUEST_FEEDBACK: feedback}
-        self._critics: dict[str, Critic] = {name: one for name, one in given.items() if one is not None}
-        for name, one in self._critics.items():
-            if isinstance(one, type) or not isinstance(one, Critic):
-                raise ConfigError(f"the critic behind {name} must have critique() and acritique(); got {one!r}")
-        if not self._critics:
-            raise ConfigError("CriticMiddleware needs a critic, a feedback critic, or both")
-        rule = parse_protocol(protocol) if isinstance(protocol, str) else protocol
-        self._terms = Terms(rule, budget or Budget(), tuple(self._critics), on_error)
+        self._critics = named_critics(critic, feedback, "CriticMiddleware")
+        self._terms = agree(self._critics, protocol, budget, on_error)
         self._seed = seed
-        SessionConfig(controls=self._terms.controls, on_error=on_error)  # type: ignore[arg-type]  # it checks
         # Without a tool to run, `create_agent` builds a graph that never comes back to the model.
         self.tools = [_stand_in(name) for name in self._critics]
         self._latest: tuple[list[Any], list[Any], SessionConfig] | None = None
@@ -209,22 +202,14 @@ class CriticMiddleware(AgentMiddleware[Any, Any, Any]):
         if latest and latest[0] == texts and _same(latest[1], own):
             return latest[2]
         schemas = function_tools(tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in own)
-        self._check_guards([tool_name(schema) for schema in schemas])
+        hint = " (middleware that filters tools belongs after CriticMiddleware)"
+        check_guards(self._terms.protocol, [tool_name(schema) for schema in schemas], hint)
         try:
             config = configure([item for one in system for item in said(one)], schemas, self._terms, self._seed)
         except Unadopted as reason:
             raise ConfigError(str(reason)) from reason
         self._latest = texts, own, config
         return config
-
-    def _check_guards(self, names: Sequence[str]) -> None:
-        """A misspelt name would leave the very tool unguarded that somebody worried about."""
-        for name in getattr(self._terms.protocol, "irreversible", ()):
-            if name not in names:
-                raise ConfigError(
-                    f"protocol: there is no tool {name!r} to guard; the tools are {', '.join(names) or 'none'} "
-                    "(middleware that filters tools belongs after CriticMiddleware)"
-                )
 
 
 def _loaded(kept: Mapping[str, Any] | None, config: SessionConfig) -> Session | None:

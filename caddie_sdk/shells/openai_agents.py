@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from caddie_sdk.budget import Budget
 from caddie_sdk.commands import Consult
-from caddie_sdk.config import CALL_CRITIC, REQUEST_FEEDBACK
 from caddie_sdk.critic import Critic
 from caddie_sdk.errors import ConfigError, MessageError, MissingExtra
 from caddie_sdk.intervention import Intervention
@@ -23,6 +22,7 @@ from caddie_sdk.relay.adopt import Unadopted
 from caddie_sdk.relay.flow import Relay
 from caddie_sdk.relay.ledger import Ledger
 from caddie_sdk.shells.consult import aconsult
+from caddie_sdk.shells.terms import check_guards, named_critics
 from caddie_sdk.shells.wrap import make_relay
 
 try:
@@ -79,11 +79,8 @@ def attach(
         ConfigError: the target is none of these or has a critic already, or a setting is wrong.
         MissingExtra: openai-agents is not installed.
     """
-    critics = {name: c for name, c in ((CALL_CRITIC, critic), (REQUEST_FEEDBACK, feedback)) if c is not None}
-    if not critics:
-        raise ConfigError("attach needs a critic, a feedback critic, or both")
-    limits = replace(budget or Budget(), max_steps=None, min_steps=0)
-    relay = make_relay(critics, protocol=protocol, budget=limits, on_error=on_error, ledger=ledger)
+    critics = named_critics(critic, feedback, "attach")
+    relay = make_relay(critics, protocol=protocol, budget=budget, on_error=on_error, ledger=ledger)
     made: Any
     if isinstance(target, Agent):
         made = _attached(target, critics, relay)
@@ -113,10 +110,7 @@ def _check_names(agent: Agent[Any], critics: Mapping[str, Critic], rule: Interve
     if agent.mcp_servers:
         return  # their tools are known only in a run
     names += [to.tool_name if isinstance(to, Handoff) else Handoff.default_tool_name(to) for to in agent.handoffs]
-    for name in getattr(rule, "irreversible", ()):
-        if name not in names:
-            known = ", ".join(names) or "none"
-            raise ConfigError(f"protocol: there is no tool {name!r} to guard; the tools are {known}")
+    check_guards(rule, names)
 
 
 # ---------------------------------------------------------------------- what the SDK calls

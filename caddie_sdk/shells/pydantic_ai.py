@@ -19,16 +19,16 @@ except ImportError as error:
 
 from caddie_sdk.budget import Budget
 from caddie_sdk.commands import Consult, Finish
-from caddie_sdk.config import CALL_CRITIC, CONTROLS, REQUEST_FEEDBACK
+from caddie_sdk.config import CONTROLS
 from caddie_sdk.critic import Critic
 from caddie_sdk.critique import Critique
-from caddie_sdk.errors import ConfigError
 from caddie_sdk.history import Node
-from caddie_sdk.intervention import Intervention, parse_protocol
+from caddie_sdk.intervention import Intervention
 from caddie_sdk.messages import canonical
-from caddie_sdk.relay.adopt import Adoption, Said, Terms, Unadopted, adopted, leading_system
+from caddie_sdk.relay.adopt import Adoption, Said, Unadopted, adopted, leading_system
 from caddie_sdk.session import NONE_LEFT, NOT_OFFERED, Session
 from caddie_sdk.shells.consult import aconsult
+from caddie_sdk.shells.terms import agree, check_guards, named_critics
 from caddie_sdk.usage import Usage
 
 log = logging.getLogger("caddie.pydantic_ai")
@@ -56,13 +56,8 @@ class CriticCapability(AbstractCapability[Any]):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        given = {CALL_CRITIC: self.critic, REQUEST_FEEDBACK: self.feedback}
-        self._critics = {name: critic for name, critic in given.items() if critic is not None}
-        if not self._critics or any(not isinstance(critic, Critic) for critic in self._critics.values()):
-            raise ConfigError("CriticCapability needs a critic, a feedback critic, or both, each with acritique()")
-        rule = parse_protocol(self.protocol) if isinstance(self.protocol, str) else self.protocol
-        budget = replace(self.budget, max_steps=None, min_steps=0)
-        self._terms = Terms(rule, budget, tuple(self._critics), self.on_error)
+        self._critics = named_critics(self.critic, self.feedback, "CriticCapability")
+        self._terms = agree(self._critics, self.protocol, self.budget, self.on_error)
         self._session: Session | None = None
         self._told: list[Any] = []
         self._answers: dict[str, ToolReturn[str]] = {}
@@ -145,9 +140,7 @@ class CriticCapability(AbstractCapability[Any]):
 
     def _adopted(self, messages: list[Any], system: str, own: Sequence[Any]) -> Session:
         """A session that has been told a history, earlier runs in it."""
-        names = [tool.name for tool in own]
-        if missing := [name for name in getattr(self._terms.protocol, "irreversible", ()) if name not in names]:
-            raise ConfigError(f"protocol: there is no tool {missing[0]!r} to guard; the tools are {', '.join(names)}")
+        check_guards(self._terms.protocol, [tool.name for tool in own])
         items = [Said(canonical({"role": "system", "content": system}))] if system else []
         items += [item for message in messages for item in _read(message)]
         new = [*_read(messages[-1])]

@@ -269,7 +269,7 @@ async def test_a_history_without_a_reading_passes_as_it_is(caplog: pytest.LogCap
 def test_settings_that_are_wrong() -> None:
     with pytest.raises(ConfigError, match="needs a critic"):
         CriticCapability()
-    with pytest.raises(ConfigError, match="each with acritique"):
+    with pytest.raises(ConfigError, match="must have critique\\(\\) and acritique"):
         CriticCapability("http://here")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="unknown intervention protocol"):
         CriticCapability(advisor(), protocol="sometimes")

@@ -72,15 +72,15 @@ def run_proxy(choices: ProxyChoices, critic: Choices) -> None:
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=choices.drain, server_header=False
         )
         server = _announcing(config, listening)
+
+        def leave(number: int, frame: Any) -> None:
+            server.should_exit = True
+
         # uvicorn raises the signal again once it has drained; by default that would kill us before the critic's server
         # is stopped.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _leave)
+            signal.signal(number, leave)
         server.run(sockets=[listening])
-
-
-def _leave(number: int, frame: Any) -> None:
-    raise SystemExit(0)
 
 
 def _listen(host: str, port: int) -> socket.socket:

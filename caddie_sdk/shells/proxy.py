@@ -98,7 +98,11 @@ def create_app(
     Raises:
         ConfigError: the URL cannot be one.
     """
-    proxy = _Proxy(with_v1(upstream), critics, relay, limits or Limits(), metrics or Metrics())
+    try:
+        url = with_v1(upstream)
+    except ConfigError as error:
+        raise ConfigError(f"the upstream's {error}") from None
+    proxy = _Proxy(url, critics, relay, limits or Limits(), metrics or Metrics())
     relay.observer = proxy.metrics
 
     @contextlib.asynccontextmanager
@@ -275,11 +279,15 @@ class _Relayed(Response):
                 await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
                     self.status = 499
+            except asyncio.CancelledError:
+                self.status = 499  # the server shuts down and has waited long enough; it closes the connection
             finally:
                 for task in (work, gone):
                     task.cancel()
-                await asyncio.gather(work, gone, return_exceptions=True)
-                await asyncio.shield(self._runner.aclose())
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.gather(work, gone, return_exceptions=True)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(self._runner.aclose())
         self._proxy.metrics.request(scope["path"], self.status, time.monotonic() - started)
         if work.done() and not work.cancelled() and (error := work.exception()) is not None:
             raise error

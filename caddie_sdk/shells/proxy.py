@@ -30,6 +30,7 @@ from caddie_sdk.relay import sse
 from caddie_sdk.relay.flow import Emit, Relay, Start
 from caddie_sdk.shells.consult import aconsult
 from caddie_sdk.shells.metrics import Metrics
+from caddie_sdk.shells.pool import Pool, Slot
 from caddie_sdk.shells.runners import AsyncRunner, passing
 
 try:
@@ -107,8 +108,10 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with proxy.http:
+        try:
             yield
+        finally:
+            await proxy.pool.aclose()
         if on_shutdown is not None:
             on_shutdown()
 
@@ -129,9 +132,12 @@ class _Proxy:
         self.limits, self.metrics = limits, metrics
         parts = urlsplit(upstream)
         self.root = f"{parts.scheme}://{parts.netloc}"
-        self.http = httpx.AsyncClient(
-            timeout=httpx.Timeout(limits.idle, connect=limits.connect, pool=limits.total),
-            limits=httpx.Limits(max_connections=limits.connections, max_keepalive_connections=limits.connections),
+        self.pool = Pool(self._client, limits.connections)
+
+    def _client(self, connections: int) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            timeout=httpx.Timeout(self.limits.idle, connect=self.limits.connect, pool=self.limits.total),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             follow_redirects=False,
             trust_env=False,
         )
@@ -160,21 +166,21 @@ class _Proxy:
             return error_response(408, "request_timeout", "the request body did not arrive in time")
         except ClientDisconnect:
             return Response(status_code=499)
-        path = request.scope["path"]
+        path, slot = request.scope["path"], self.pool.slot()
         headers = passing(request.headers)
         if self.relay.handles(request.method, path):
             headers.pop("accept-encoding", None)  # what is read here must be packed in a way that is known here
             flow = self.relay.flow(path, request.headers, body)
-            return _Relayed(AsyncRunner(flow, self._sender(request, headers), self.critics), self)
+            return _Relayed(AsyncRunner(flow, self._sender(request, headers, slot), self.critics), self, slot)
         headers.setdefault("accept-encoding", "identity")
-        return _Relayed(_Plain(self._sender(request, headers), body), self)
+        return _Relayed(_Plain(self._sender(request, headers, slot), body), self, slot)
 
-    def _sender(self, request: Request, headers: Mapping[str, str]) -> Callable[[bytes], Any]:
+    def _sender(self, request: Request, headers: Mapping[str, str], slot: Slot) -> Callable[[bytes], Any]:
         url = self._url(request)
 
         async def send(body: bytes) -> httpx.Response:
-            sent = self.http.build_request(request.method, url, headers=headers, content=body or None)
-            return await self.http.send(sent, stream=True)
+            sent = slot.client.build_request(request.method, url, headers=headers, content=body or None)
+            return await slot.client.send(sent, stream=True)
 
         return send
 
@@ -214,7 +220,7 @@ class _Proxy:
             return error_response(404, "not_found", str(error.args[0]))
         except CaddieError as error:
             return error_response(400, "invalid_request_error", str(error))
-        facts = {name: getattr(critique, name) for name in ("status", "analysis", "advice", "seconds")}
+        facts = {name: getattr(critique, name) for name in ("status", "detail", "analysis", "advice", "seconds")}
         return JSONResponse({**facts, "usage": asdict(critique.usage)})
 
     async def _advice(self, asked: Mapping[str, Any]) -> Critique:
@@ -229,6 +235,8 @@ class _Proxy:
         session = self.relay.recall(str(name))
         if session is None:
             raise LookupError(f"no conversation is known under the session {str(name)!r}")
+        if not session.remaining:
+            return Critique(status="over_budget", detail="no consultations are left in this user turn")
         return await aconsult(self.critics, session.consult_state(control))
 
 
@@ -264,15 +272,15 @@ class _Plain:
 class _Relayed(Response):
     """Sends what a runner gives. When the caller hangs up, everything that is under way for it is cancelled."""
 
-    def __init__(self, runner: Any, proxy: _Proxy) -> None:
-        self._runner, self._proxy = runner, proxy
+    def __init__(self, runner: Any, proxy: _Proxy, slot: Slot) -> None:
+        self._runner, self._proxy, self._slot = runner, proxy, slot
         self._started = self._streams = False
         self.status = 0
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.monotonic()
-        with self._proxy.metrics.in_flight():
+        with self._proxy.metrics.in_flight(), self._slot:
             work = asyncio.create_task(self._work(send))
             gone = asyncio.create_task(_hung_up(receive))
             try:

@@ -55,9 +55,8 @@ class Pool:
         return self._clients[number]
 
     async def aclose(self) -> None:
-        """Close all clients."""
-        clients, self._clients, self._busy = self._clients, [], []
-        for client in clients:
+        """Close all clients; requests that are still under way break off."""
+        for client in self._clients:
             await client.aclose()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import httpx
-import pytest
 
 from caddie_sdk.shells.pool import PER_CLIENT, Pool
 
@@ -49,9 +50,9 @@ def test_fewer_connections_than_one_client_would_hold() -> None:
 
 async def test_a_slot_gives_its_place_back_whatever_happens() -> None:
     pool = Pool(Counted(), 1)
-    with pytest.raises(RuntimeError, match="broke"), pool.slot() as slot:
+    with contextlib.suppress(RuntimeError), pool.slot() as slot:
         client = slot.client
-        raise RuntimeError("broke")
+        raise RuntimeError("the request broke off")
     with pool.slot() as again:
         assert again.client is client
     await pool.aclose()

@@ -379,7 +379,10 @@ def test_the_numbers_are_those_of_what_happened(http: httpx.Client, serve: Serve
     assert post(http, proxy).status_code == 429
     http.post(f"{proxy.url}/chat/completions", content=b"{cut")
     http.get(f"{proxy.url}/secret/{KEY}")
-    seen = counts(http, proxy)
+    until = time.monotonic() + 5
+    while (seen := counts(http, proxy))["caddie_requests_in_flight"]:  # an answer is counted after it has gone out
+        assert time.monotonic() < until, seen
+        time.sleep(0.01)
     chat = 'path="/v1/chat/completions"'
     assert seen[f'caddie_requests_total{{{chat},status="200"}}'] == 2
     assert seen[f'caddie_requests_total{{{chat},status="429"}}'] == 1

@@ -1,8 +1,8 @@
 """`wrap(client, critic)`: an openai client whose agent may consult a critic, with nothing else changed.
 
-The wrapped client is the client itself over another transport: each chat-completions request passes through a relay
-(`caddie_sdk/relay`) on its way, so whatever the client can do (retries, raw responses, parsing helpers, typed
-streams) works as it did.
+The wrapped client is the client itself over another transport: each chat-completions and responses request passes
+through a relay (`caddie_sdk/relay`) on its way, so whatever the client can do (retries, raw responses, parsing
+helpers, typed streams) works as it did.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from caddie_sdk.budget import Budget
-from caddie_sdk.config import CALL_CRITIC, REQUEST_FEEDBACK
 from caddie_sdk.critic import Critic
 from caddie_sdk.errors import ConfigError
-from caddie_sdk.intervention import Intervention, parse_protocol
-from caddie_sdk.relay.adopt import Terms
+from caddie_sdk.intervention import Intervention
 from caddie_sdk.relay.flow import Relay
 from caddie_sdk.relay.ledger import Ledger, MemoryLedger, SqliteLedger
 from caddie_sdk.shells.runners import AsyncRunner, Runner, passing
+from caddie_sdk.shells.terms import agree, check_critics, named_critics
 from caddie_sdk.tracing import TraceSink
 
 Client = TypeVar("Client")
@@ -63,9 +62,7 @@ def wrap(
     Raises:
         ConfigError: it is no openai client, or a setting is wrong.
     """
-    critics = {name: c for name, c in ((CALL_CRITIC, critic), (REQUEST_FEEDBACK, feedback)) if c is not None}
-    if not critics:
-        raise ConfigError("wrap needs a critic, a feedback critic, or both")
+    critics = named_critics(critic, feedback, "wrap")
     relay = make_relay(
         critics, protocol=protocol, budget=budget, on_error=on_error, ledger=ledger, advice=advice, traces=traces
     )
@@ -91,14 +88,9 @@ def make_relay(
     Raises:
         ConfigError: a setting is wrong.
     """
-    for name, critic in critics.items():
-        if isinstance(critic, type) or not isinstance(critic, Critic):
-            raise ConfigError(f"the critic behind {name} must have critique() and acritique(); got {critic!r}")
-    if on_error not in ("continue", "raise"):
-        raise ConfigError(f"on_error must be 'continue' or 'raise', not {on_error!r}")
-    rule = parse_protocol(protocol) if isinstance(protocol, str) else protocol
+    check_critics(critics)
+    terms = agree(critics, protocol, budget, on_error)
     kept: Any = SqliteLedger(ledger) if isinstance(ledger, str | Path) else ledger
-    terms = Terms(rule, budget or Budget(), tuple(critics), on_error)
     sink = TraceSink(traces) if isinstance(traces, str | Path) else traces
     return Relay(terms, MemoryLedger() if kept is None else kept, advice=advice, traces=sink)
 

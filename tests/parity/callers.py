@@ -156,9 +156,7 @@ def by_responses_stream(client: Any, case: Case) -> list[str]:
     return responses(ask, case)
 
 
-def play(
-    case: Case, drive: Callable[[Any, Case], list[str]], *, proxied: bool = False, remembers: bool = True
-) -> Seen:
+def play(case: Case, drive: Callable[[Any, Case], list[str]], *, proxied: bool = False, remembers: bool = True) -> Seen:
     """One case through a wrapped client, or through the proxy; without `remembers`, each request as after a restart."""
     critics, seen = case.critics(), Seen()
     settings: dict[str, Any] = {"protocol": case.protocol, "budget": case.budget, "on_error": case.on_error}

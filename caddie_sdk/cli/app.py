@@ -229,6 +229,42 @@ def mcp(
 
 
 @app.command()
+def retrieve(
+    corpus: Annotated[Path, typer.Option(help="JSONL file, a passage a line: id and contents, or id, title and text.")],
+    mode: Annotated[str, typer.Option(help="bm25 by words, dense by meaning, fused both.")] = "bm25",
+    host: Annotated[
+        str, typer.Option(help="Address to bind; anything but loopback is open to the network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    top_k: Annotated[int, typer.Option("--topk", min=1, help="Passages a query, where a request does not say.")] = 3,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Folder for indexes; by default caddie/indexes in the user's cache folder.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Embedding model for dense and fused: a folder, or a name on the hub.")
+    ] = None,
+    query_prompt: Annotated[str | None, typer.Option(help="Put before each query, for models trained so.")] = None,
+    passage_prompt: Annotated[str | None, typer.Option(help="Put before each passage, for models trained so.")] = None,
+    device: Annotated[str | None, typer.Option(help="Torch device of the embedding model.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Searches at once; by default one a processor.")] = None,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Largest request body, in MiB.")] = 4,
+    max_queries: Annotated[int, typer.Option(min=1, help="Most queries in one request.")] = 1024,
+    max_top_k: Annotated[int, typer.Option("--max-topk", min=1, help="Most passages a query.")] = 100,
+    total: Annotated[float, typer.Option(min=0.1, help="Seconds for a whole request.")] = 300.0,
+    drain: Annotated[int, typer.Option(min=0, help="Seconds that requests may still take at shutdown.")] = 10,
+) -> None:
+    """Serve search over a local corpus in Search-R1's shape (POST /retrieve) and print its URL."""
+    from caddie_sdk.cli.retrieve import RetrieveChoices, run_retrieve
+
+    chosen = RetrieveChoices(
+        corpus=corpus, mode=mode, host=host, port=port, top_k=top_k, cache_dir=cache_dir, model=model,
+        query_prompt=query_prompt, passage_prompt=passage_prompt, device=device, threads=threads,
+        max_body_mb=max_body_mb, max_queries=max_queries, max_top_k=max_top_k, total=total, drain=drain,
+    )  # fmt: skip
+    run_retrieve(chosen)
+
+
+@app.command()
 def packs() -> None:
     """List the critic packs that come along, with their hashes."""
     from caddie_critics import list_packs, load_pack

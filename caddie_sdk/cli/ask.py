@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,12 @@ async def _episode(question: Question, people: Cast, live: Live) -> dict[str, An
         stream: Any = agent.astream(
             {"messages": question.question}, stream_mode=["custom", "values"], output_keys=[*_RESULT, "session"]
         )
-        async for mode, chunk in stream:
-            if mode == "custom":
-                live.event(chunk)
-            else:
-                state = chunk
+        async with aclosing(stream):  # an event that cannot be shown ends the run here, not when the loop is shut down
+            async for mode, chunk in stream:
+                if mode == "custom":
+                    live.event(chunk)
+                else:
+                    state = chunk
     except EndpointError as error:
         state = _broken_off(state, error)
     return record(question, state, time.monotonic() - started)

@@ -15,7 +15,7 @@ from caddie_sdk.cli.choices import Choices, outside_critic
 from caddie_sdk.cli.terminal import tell
 from caddie_sdk.critic import ConsultState, Critic
 from caddie_sdk.critique import Critique
-from caddie_sdk.errors import ConfigError, EndpointError, EndpointRefused
+from caddie_sdk.errors import ConfigError, EndpointError, EndpointRefused, MissingExtra
 
 TRANSPORTS = ("stdio", "http")
 
@@ -65,22 +65,14 @@ def run_mcp(choices: McpChoices, critic: Choices) -> None:
 
 def _serve(server: Any, choices: McpChoices, limit: int) -> None:
     try:
-        import uvicorn
+        from caddie_sdk.cli.serving import claim, run
     except ImportError as error:
-        from caddie_sdk.errors import MissingExtra
-
         raise MissingExtra("--transport http", "mcp") from error
-    from caddie_sdk.cli.proxy import _listen
-
-    listening = _listen(choices.host, choices.port)
     # Every call carries all it is about, so that nothing has to be kept for a client between two of them.
     app = server.streamable_http_app(
         host=choices.host, stateless_http=True, json_response=True, max_request_body_size=limit + 2**16
     )
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-    host, port = listening.getsockname()[:2]
-    print(f"http://{f'[{host}]' if ':' in host else host}:{port}/mcp", flush=True)
-    uvicorn.Server(config).run(sockets=[listening])
+    run(app, claim(choices.host, choices.port), path="/mcp")
 
 
 def _critic(choices: Choices, stack: ExitStack) -> Critic:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import signal
-import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from caddie_sdk.budget import Budget
 from caddie_sdk.cli.choices import Choices, outside_critic
-from caddie_sdk.cli.terminal import tell
 from caddie_sdk.config import CALL_CRITIC
-from caddie_sdk.errors import ConfigError, MissingExtra, ServeError
+from caddie_sdk.errors import ConfigError, MissingExtra
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,7 @@ def run_proxy(choices: ProxyChoices, critic: Choices) -> None:
         ConfigError, EndpointError, PackError, ServeError: with one line on what to mend.
     """
     try:
-        import uvicorn
-
+        from caddie_sdk.cli.serving import claim, run
         from caddie_sdk.shells.proxy import Limits, create_app
     except ImportError as error:
         raise error if isinstance(error, MissingExtra) else MissingExtra("the proxy", "proxy") from error
@@ -67,45 +62,4 @@ def run_proxy(choices: ProxyChoices, critic: Choices) -> None:
         )
         limits = Limits(choices.max_body_mb * 2**20, idle=choices.idle, total=choices.total)
         app = create_app(choices.upstream, critics, relay, limits=limits, on_shutdown=relay.close)
-        listening = _listen(choices.host, choices.port)
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=choices.drain, server_header=False
-        )
-        server = _announcing(config, listening)
-
-        def leave(number: int, frame: Any) -> None:
-            server.should_exit = True
-
-        # uvicorn raises the signal again once it has drained; by default that would kill us before the critic's server
-        # is stopped.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, leave)
-        server.run(sockets=[listening])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # With the protocol spelled out asyncio turns Nagle's algorithm off; it would cost 40 ms an answer.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(1024)
-    except OSError as error:
-        raise ServeError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from error
-    if not host.startswith("127.") and host not in ("localhost", "::1"):
-        tell(f"warning: {host} is open to the network, and the proxy asks nobody who they are")
-    return listening
-
-
-def _announcing(config: Any, listening: socket.socket) -> Any:
-    """A server that prints its URL when it is ready, for whoever started it with port 0."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            host, port = listening.getsockname()[:2]
-            print(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
-
-    return Server(config)
+        run(app, claim(choices.host, choices.port), path="/v1", drain=choices.drain)

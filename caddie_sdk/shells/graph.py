@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -260,7 +260,7 @@ class _Agent(CompiledStateGraph[Any, Any, Any, Any]):
         """See `CompiledStateGraph.astream`."""
         chunks: Any = super().astream(input, config, **settings)
         with self._span(config).ending() as run:
-            async with aclosing(chunks):
+            try:
                 while True:
                     with run.current():
                         try:
@@ -268,6 +268,9 @@ class _Agent(CompiledStateGraph[Any, Any, Any, Any]):
                         except StopAsyncIteration:
                             return
                     yield chunk
+            finally:
+                with suppress(RuntimeError):  # a loop that shuts down closes the inner generator itself, meanwhile
+                    await chunks.aclose()
 
 
 _Work = Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from caddie_sdk.budget import Budget
@@ -66,9 +65,7 @@ def consult_state(
     Raises:
         MessageError: see `advise`.
     """
-    # How many steps an agent takes is its own business; here they would only make a told history illegal.
-    limits = replace(budget or Budget(), max_steps=None, min_steps=0)
-    terms = Terms(SelfCall(), limits, controls)
+    terms = Terms(SelfCall(), budget or Budget(), controls)
     try:
         said = _read(messages)
         _check_results(said)

@@ -6,7 +6,8 @@ put back from the ledger on the way. What then comes next is the session's to sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -180,6 +181,15 @@ class Exchange:
         """The upstream failed: keep finished consultations for the caller's next attempt."""
         if self.advised and self.session.phase == "model":
             self._ledger.put(beside(self.keys[-1], "pending"), self._entry())
+
+    @contextmanager
+    def kept_on_failure(self) -> Iterator[None]:
+        """Around all that is done for a request: whatever ends it early, a caller who hangs up too, is a failure."""
+        try:
+            yield
+        except BaseException:
+            self.abandon()
+            raise
 
     def hides(self, visible: Message) -> bool:
         """Whether the caller's copy of this turn says less than ours."""

@@ -1,13 +1,12 @@
 """One request from its first byte to its last, as a generator that says what I/O it needs.
 
-Two runners carry the steps out: a blocking one and an async one (`caddie_sdk/shells/wrap.py`); the proxy uses the
+Two runners carry the steps out: a blocking one and an async one (`caddie_sdk/shells/runners.py`); the proxy uses the
 async one. What an attempt means, when to consult and what the caller sees is decided here and in the session, once.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -187,7 +186,8 @@ class Relay:
             return (yield from _copy((yield from _upstream(parsed, exchange))))
         steps = _streamed if parsed.stream else _whole
         try:
-            return (yield from steps(self, parsed, exchange, options))
+            with exchange.kept_on_failure():
+                return (yield from steps(self, parsed, exchange, options))
         except ConsultationError as error:
             # Only where the terms say `raise`; a status that clients do not try again.
             return (yield from _refuse(424, "consultation_failed", str(error)))
@@ -211,10 +211,10 @@ def _scope(headers: Mapping[str, str]) -> str:
 def _refuse(status: int, kind: str, message: str) -> Flow:
     """Our own word to the caller, in place of an answer."""
     yield Start(status, {"content-type": "application/json"})
-    yield Emit(json.dumps(_error(kind, message)).encode())
+    yield Emit(dumps(openai_error(kind, message)))
 
 
-def _error(kind: str, message: str) -> dict[str, Any]:
+def openai_error(kind: str, message: str) -> dict[str, Any]:
     """An error in the form of OpenAI's."""
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
@@ -253,12 +253,8 @@ def _chat_span(parsed: Any) -> AbstractContextManager[tracing.Span]:
 
 
 def _upstream(parsed: Any, exchange: Exchange) -> Generator[Step, Any, Answer]:
-    """Send what the model is to see now. A failure, and a caller who hangs up, keep what the critic has said so far."""
-    try:
-        answer: Answer = yield Send(dumps(parsed.upstream(exchange)))
-    except BaseException:
-        exchange.abandon()
-        raise
+    """Send what the model is to see now. A refusal keeps what the critic has said so far."""
+    answer: Answer = yield Send(dumps(parsed.upstream(exchange)))
     if answer.status != 200:
         exchange.abandon()
     return answer
@@ -276,11 +272,7 @@ def _whole(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -> F
             if answer.status != 200:
                 span.fail(str(answer.status))
                 return (yield from _copy(answer))
-            try:
-                body = yield from _read_all()
-            except BaseException:
-                exchange.abandon()
-                raise
+            body = yield from _read_all()
             try:
                 said = loads(body)
                 message, raw, usage = parsed.read(said)
@@ -324,7 +316,7 @@ def _streamed(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -
                 yield Start(200, answer.headers)
                 started = True
             weaver.begin()
-            yield from _weave(weaver, exchange)
+            yield from _weave(weaver)
             if weaver.broke_off():
                 span.fail("broke_off")
                 exchange.abandon()
@@ -335,7 +327,7 @@ def _streamed(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -
         try:
             yield from _consult(exchange)
         except ConsultationError as error:
-            yield Emit(sse.event(_error("consultation_failed", str(error))))
+            yield Emit(sse.event(openai_error("consultation_failed", str(error))))
             return None
         if exchange.done:
             break
@@ -344,23 +336,19 @@ def _streamed(relay: Relay, parsed: Any, exchange: Exchange, options: Options) -
     return None
 
 
-def _weave(weaver: Any, exchange: Exchange) -> Flow:
+def _weave(weaver: Any) -> Flow:
     """One upstream stream, until it is over or its bytes end."""
     reader = sse.EventReader()
     data: bytes | None = b""
-    try:
-        while data is not None and weaver.state == "open":
-            data = yield Read()
-            shown = []
-            for event in reader.feed(data) if data is not None else reader.close():
-                shown.append(weaver.feed(event))
-                if weaver.state != "open":
-                    break
-            if out := b"".join(shown):
-                yield Emit(out)
-    except BaseException:
-        exchange.abandon()
-        raise
+    while data is not None and weaver.state == "open":
+        data = yield Read()
+        shown = []
+        for event in reader.feed(data) if data is not None else reader.close():
+            shown.append(weaver.feed(event))
+            if weaver.state != "open":
+                break
+        if out := b"".join(shown):
+            yield Emit(out)
 
 
 def _error_event() -> Flow:

@@ -38,7 +38,7 @@ from caddie_sdk.messages import profile as profile_named
 from caddie_sdk.model import ChatModel
 from caddie_sdk.records import RecordError
 from caddie_sdk.session import Session
-from caddie_sdk.shells.consult import aconsult, check_controls
+from caddie_sdk.shells.consult import aconsult
 from caddie_sdk.shells.langchain import LangChainModel, to_canonical, to_tools
 from caddie_sdk.shells.loop import ask_model, run_call
 from caddie_sdk.shells.terms import check_guards
@@ -163,7 +163,6 @@ def create_caddie_agent(
         on_error=on_error,  # type: ignore[arg-type]  # SessionConfig checks it and says what is wrong
         seed=seed,
     )
-    check_controls(config.controls, critics)
     nodes = _Nodes(
         config=config,
         model=_chat_model(model, base_url, api_key),
@@ -171,12 +170,21 @@ def create_caddie_agent(
         critics=critics,
         traces=traces,
     )
-    builder = nodes.graph()
+    return _compiled(nodes.graph(), name, checkpointer, interrupt_before, interrupt_after)
+
+
+def _compiled(
+    builder: StateGraph[Any, Any, Any, Any],
+    name: str,
+    checkpointer: Any,
+    before: Sequence[str] | None,
+    after: Sequence[str] | None,
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     try:
         compiled = builder.compile(
             checkpointer=checkpointer,
-            interrupt_before=_pauses("interrupt_before", interrupt_before, builder.nodes),
-            interrupt_after=_pauses("interrupt_after", interrupt_after, builder.nodes),
+            interrupt_before=_pauses("interrupt_before", before, builder.nodes),
+            interrupt_after=_pauses("interrupt_after", after, builder.nodes),
             name=name,
         )
     except TypeError as error:

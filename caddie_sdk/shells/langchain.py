@@ -108,10 +108,11 @@ class LangChainModel:
                 secret = key.get_secret_value() if isinstance(key, SecretStr) else ""
                 raise translate(error, url, getattr(self.model, "model_name", None), secret) from error
             raise
-        return _read(answer)
+        return read_reply(answer)
 
 
-def _read(answer: AIMessage) -> Reply:
+def read_reply(answer: AIMessage) -> Reply:
+    """What a LangChain model said, with its calls as it wrote them and what it cost."""
     calls: list[tuple[Any, Any, str]] = [(c["id"], c["name"], dump_json(c["args"])) for c in answer.tool_calls]
     # Calls whose JSON is broken are kept: the session turns them into errors the model can read.
     calls += [(c.get("id"), c.get("name"), c.get("args") or "") for c in answer.invalid_tool_calls]

@@ -150,7 +150,7 @@ class CriticModel(Model):
         if turn is None:
             return await self.inner.get_response(*ask.positional(), **ask.server)
         answers: list[ModelResponse] = []
-        with turn.kept_on_failure():
+        with turn.exchange.kept_on_failure():
             while True:
                 await self._consult(turn)
                 sent = turn.request()
@@ -179,7 +179,7 @@ class CriticModel(Model):
                 yield event
             return
         weaver = Weaver(turn.controls, self._relay.terms.protocol.guards, quiet=turn.quiet)
-        with turn.kept_on_failure():
+        with turn.exchange.kept_on_failure():
             while True:
                 await self._consult(turn)
                 async for event in _events(self.inner, turn.request()):

@@ -146,10 +146,6 @@ class Turn:
                 own.append(item if item.call_id == call_id else item.model_copy(update={"call_id": call_id}))
         return own
 
-    def kept_on_failure(self) -> _KeptOnFailure:
-        """Keeps finished consultations for the SDK's next attempt when anything fails or is cancelled."""
-        return _KeptOnFailure(self.exchange)
-
 
 class _View:
     """The ledger, as one request may see it.
@@ -191,18 +187,6 @@ class _View:
 
 _UNIQUE = re.compile(r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{9,}")
 """What makes a call's id one of its kind; some servers count (`call_1`, `functions.search:0`)."""
-
-
-class _KeptOnFailure:
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            self._exchange.abandon()
 
 
 def _terms(ask: Ask, terms: Terms) -> Terms:

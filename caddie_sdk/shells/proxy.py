@@ -27,7 +27,7 @@ from caddie_sdk.critique import Critique
 from caddie_sdk.endpoint import with_v1
 from caddie_sdk.errors import CaddieError, ConfigError, MissingExtra
 from caddie_sdk.relay import sse
-from caddie_sdk.relay.flow import Emit, Relay, Start
+from caddie_sdk.relay.flow import Emit, Relay, Start, openai_error
 from caddie_sdk.shells.consult import aconsult
 from caddie_sdk.shells.metrics import Metrics
 from caddie_sdk.shells.pool import Pool, Slot
@@ -242,7 +242,7 @@ class _Proxy:
 
 def error_response(status: int, kind: str, message: str) -> Response:
     """An error in the form of OpenAI's."""
-    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": None}}, status)
+    return JSONResponse(openai_error(kind, message), status)
 
 
 class _Plain:
@@ -332,15 +332,15 @@ class _Relayed(Response):
         slow = isinstance(error, TimeoutError | httpx.TimeoutException)
         said = "gave no answer in time" if slow else f"cannot be reached or broke off ({type(error).__name__})"
         self.status = 504 if slow else 502
-        message = {"message": f"the upstream {said}", "type": "upstream_error", "param": None, "code": None}
+        told = openai_error("upstream_error", f"the upstream {said}")
         log.warning("the upstream %s", said)
-        body = json.dumps({"error": message}).encode()
+        body = json.dumps(told).encode()
         if not self._started:
             head = {"content-type": "application/json", "content-length": str(len(body))}
             await self._begin(send, Start(self.status, head))
             await send({"type": "http.response.body", "body": body, "more_body": False})
         elif self._streams:
-            await send({"type": "http.response.body", "body": sse.event(json.loads(body)), "more_body": True})
+            await send({"type": "http.response.body", "body": sse.event(told), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         # Else a body breaks off half way: the server closes the connection over it, as the upstream did.
 

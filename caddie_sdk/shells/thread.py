@@ -18,7 +18,7 @@ from caddie_sdk.history import Node
 from caddie_sdk.messages import Message, ToolCall, canonical, parse_arguments, wire_arguments
 from caddie_sdk.relay.adopt import Adoption, Said, Unadopted
 from caddie_sdk.session import NONE_LEFT, Session
-from caddie_sdk.shells.langchain import _read, to_canonical
+from caddie_sdk.shells.langchain import read_reply, to_canonical
 
 # ---------------------------------------------------------------------- thread to session
 
@@ -30,7 +30,7 @@ def said(message: BaseMessage) -> list[Said]:
         MessageError: it has no canonical form.
     """
     if isinstance(message, AIMessage):
-        return [Said(_read(message).message)]
+        return [Said(read_reply(message).message)]
     if not isinstance(message, ToolMessage):
         return [Said(item) for item in to_canonical([message])]
     critique, kept = None, message.artifact
@@ -154,7 +154,7 @@ class Turn:
     def __init__(self, session: Session, reply: AIMessage) -> None:
         self._session, self._reply = session, reply
         self._at = len(session.history.path())
-        read = _read(reply)
+        read = read_reply(reply)
         session.model_replied(read.message, read.usage)
 
     def shown(self) -> list[BaseMessage]:

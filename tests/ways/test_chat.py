@@ -13,7 +13,6 @@ import pytest
 from kit import (
     ASK,
     EVERY,
-    SOME,
     TOOLS,
     USER,
     Start,
@@ -38,18 +37,6 @@ from caddie_sdk.errors import ConfigError
 from caddie_sdk.testing import tool_call
 
 Upstreams = Callable[..., Upstream]
-
-
-@pytest.fixture(params=EVERY)
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    with starter(request.param) as made:
-        yield made
-
-
-@pytest.fixture(params=SOME)
-def some(request: pytest.FixtureRequest) -> Iterator[Start]:
-    with starter(request.param) as made:
-        yield made
 
 
 # ---------------------------------------------------------------------- one turn

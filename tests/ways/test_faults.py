@@ -15,8 +15,6 @@ import openai
 import pytest
 from kit import (
     ASK,
-    EVERY,
-    SOME,
     TOOLS,
     USER,
     AsyncCaller,
@@ -44,18 +42,6 @@ from caddie_sdk.usage import Usage
 
 Upstreams = Callable[..., Upstream]
 ADVICE = "Analysis: as seen\nAdvices for next steps: look first"
-
-
-@pytest.fixture(params=EVERY)
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    with starter(request.param) as made:
-        yield made
-
-
-@pytest.fixture(params=SOME)
-def some(request: pytest.FixtureRequest) -> Iterator[Start]:
-    with starter(request.param) as made:
-        yield made
 
 
 @pytest.fixture(params=["sync-stream", "async-stream", "proxy-stream"])
